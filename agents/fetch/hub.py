@@ -50,7 +50,7 @@ def cached(repo: str, revision: str = "") -> Path | None:
     return None if lacks(where) else where
 
 
-def called(where: Path) -> str:
+def name_in_cache(where: Path) -> str:
     """Return the name by which any machine finds a model: ORG/NAME of a directory in the hub's cache, else the path."""
     repo, snapshots, _ = where.parts[-3:] if len(where.parts) > 2 else ("", "", "")
     if snapshots == "snapshots" and repo.startswith("models--"):

@@ -293,11 +293,10 @@ class AutoDecoder(OwnFiles):
     def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
         """Write a Hugging Face directory, without adapters."""
         plain = self.merged() if self.adapters else self
-        told = self.hf_config.dtype
+        dtype = self.hf_config.dtype
         plain.net.save_pretrained(path)
-        self.hf_config.dtype = (
-            told  # transformers writes that of the tensors, which are float32 while a model learns
-        )
+        # transformers has put the type of the tensors there, which is float32 while a model learns
+        self.hf_config.dtype = dtype
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
 
@@ -416,9 +415,9 @@ def load_auto(
     """Load a model in float32, with the layers of transformers."""
     from transformers import AutoModelForCausalLM
 
-    told, name = config.dtype, config._name_or_path
+    dtype, name = config.dtype, config._name_or_path
     net = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=torch.float32, local_files_only=True, **where
     )
-    net.config.dtype, net.config._name_or_path = told, name
+    net.config.dtype, net.config._name_or_path = dtype, name
     return AutoDecoder(net)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..basics.json_types import JsonObject
 from ..basics.manifest import MANIFEST, Damaged, check
-from ..fetch.hub import called
+from ..fetch.hub import name_in_cache
 from ..text.chat import require_template
 from ..text.tokenizing import Tokenizer
 from . import tensor_files
@@ -140,7 +140,7 @@ def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, st
         config = AutoConfig.from_pretrained(path, local_files_only=True, **where)
     except (ValueError, KeyError) as error:
         raise UnsupportedArchitecture(_unknown(path, error)) from error
-    config._name_or_path = called(path)  # an adapter's file names its base by it
+    config._name_or_path = name_in_cache(path)  # an adapter's file names its base by it
     return path, where, config
 
 

@@ -262,11 +262,10 @@ def laid_under(own: Tree, given: Tree, names: Iterable[str]) -> Tree:
     if not bound or not isinstance(policies, Mapping):
         return tree
     common = algorithm_named(policies.get("*") or {})
+    algorithm = bound["algorithm"]["name"]
     for name in names:
         mine = merge(common, algorithm_named(policies.get(name) or {}))
-        if (mine.get("algorithm") or {}).get("name", bound["algorithm"]["name"]) == bound["algorithm"][
-            "name"
-        ]:
+        if (mine.get("algorithm") or {}).get("name", algorithm) == algorithm:
             tree["policies"] = {**tree["policies"], name: merge(bound, mine)}
     return tree
 
