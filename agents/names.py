@@ -31,7 +31,7 @@ PROMPTS_FILE = "prompts.yaml"
 """File in a model's directory that names the prompt set of its fine-tuning: `prompts: SET`."""
 FORMS = ("hf:ORG/NAME", "PATH", "FILE.gguf", "run:DIR", "vllm:MODEL", "openai:MODEL@URL")
 
-Kind = Literal["tiny", "package", "hub", "path", "run", "vllm", "openai"]
+ModelKind = Literal["tiny", "package", "hub", "path", "run", "vllm", "openai"]
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 
 
@@ -39,7 +39,7 @@ _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 class ModelName:
     """Parsed name of a model. Only folders on this machine have been looked up."""
 
-    kind: Kind
+    kind: ModelKind
     rest: str
     """Part of the name after its kind: ORG/NAME, a path, MODEL@URL …"""
     revision: str = ""

@@ -24,17 +24,17 @@ from ..envs.core import trace as traces
 from ..envs.registry import spec
 from ..trainers.config.group_settings import faster_precision
 from ..trainers.config.presets import tiny_settings
-from ..trainers.config.reader import Tree
+from ..trainers.config.reader import ConfigTree
 from ..trainers.config.resolve import resolve
 from ..trainers.config.schema import merge
 from ..trainers.controller.run import train
 from .evaluation.stats import paired_difference
 from .pages import report
 
-COMMON: Tree = {"checkpoint_every": 0}
+COMMON: ConfigTree = {"checkpoint_every": 0}
 
 
-def recipe(env: str, preset: str = "shared") -> Tree:
+def recipe(env: str, preset: str = "shared") -> ConfigTree:
     """Return the settings for an environment: those of `unitymas train` with the tiny model."""
     return merge(tiny_settings(env, preset), COMMON)
 
@@ -71,7 +71,7 @@ def name_of(args: argparse.Namespace) -> str:
     return f"{args.env}-{args.preset}{'-control' if args.control else ''}"
 
 
-def settings(args: argparse.Namespace, seed: int) -> Tree:
+def settings(args: argparse.Namespace, seed: int) -> ConfigTree:
     """Return the settings of a run, without the overrides."""
     fields = merge(
         recipe(args.env, args.preset),
@@ -85,7 +85,7 @@ def settings(args: argparse.Namespace, seed: int) -> Tree:
     return {**fields, "env": {**data, **fields.get("env", {})}}
 
 
-def one(args: argparse.Namespace, seed: int) -> Tree:
+def one(args: argparse.Namespace, seed: int) -> ConfigTree:
     """Train one run. Return its held-out scores before and after."""
     base = args.out / f"{name_of(args)}-seed{seed}"
     where, number = base, 1
@@ -102,7 +102,7 @@ def one(args: argparse.Namespace, seed: int) -> Tree:
     return figures(where, spec(args.env).headline, run.history) | {"seed": seed, "minutes": seconds / 60}
 
 
-def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]]) -> Tree:
+def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]]) -> ConfigTree:
     """Return the figures of a run's first and last validation."""
     files = sorted((where / "traces").glob("validation-*.jsonl.zst"))
     before, after = (
@@ -118,7 +118,7 @@ def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]])
     }  # fmt: skip
 
 
-def summary(env: str, rows: list[Tree]) -> str:
+def summary(env: str, rows: list[ConfigTree]) -> str:
     """Return the table of results. The scripted expert scores 1.0 (`unitymas validate`)."""
     head = rows[0]["headline"]
     lines = [
@@ -135,7 +135,7 @@ def summary(env: str, rows: list[Tree]) -> str:
     return "\n".join(lines)
 
 
-def plot(env: str, rows: list[Tree], path: Path) -> Path | None:
+def plot(env: str, rows: list[ConfigTree], path: Path) -> Path | None:
     """Plot the held-out score over steps, with one line for each seed. Return None if matplotlib is not installed."""
     try:
         import matplotlib

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from ..agents import model_path
 from ..agents.basics.json_types import JsonObject
 from ..agents.engines.sampling import SamplingParams
-from ..agents.engines.torch.torch_engine import Engine
+from ..agents.engines.torch.torch_engine import TorchEngine
 from ..agents.llm import LLMPolicy
 from ..agents.model.weights import load_model
 from ..agents.text.tokenizing import Tokenizer
@@ -78,7 +78,7 @@ def skills(dice: Dice) -> dict[str, Iterator[Lesson]]:
     }
 
 
-def right(engine: Engine, tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> float:
+def right(engine: TorchEngine, tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> float:
     """Return the share of lessons whose last turn the model replies exactly."""
     prompts = [
         tokenizer.apply_chat_template(list(lesson[:-1]), add_generation_prompt=True)["input_ids"]
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     where = Path(model_path(args.model))
     tokenizer = AutoTokenizer.from_pretrained(where)
-    engine = Engine(load_model(where), tokenizer, slots=96)
+    engine = TorchEngine(load_model(where), tokenizer, slots=96)
     print(f"{'environment':24} {'':10} {'greedy':>7} {'legal':>7} {'at 0.8':>7}")
     for env, how in TEAMS.items():
         figures = []

@@ -33,7 +33,7 @@ class ConformanceError(AssertionError):
     """Raised when an environment fails a check. The message names the check."""
 
 
-class Player:
+class TrialPlayer:
     """Policy whose reply depends on the call alone. Replies are right, random or hostile."""
 
     sees_reference = True
@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.player = Player(arena.expert)
+        self.player = TrialPlayer(arena.expert)
 
     def env(self, render_mode: str | None = None) -> WorkflowEnv:
         """Make a new environment."""
@@ -197,7 +197,7 @@ def rewards_add_up(bench: Bench) -> None:
 def references_stay_hidden(bench: Bench) -> None:
     """Check that no prompt shows any part of the reference, whose texts are replaced by a canary text."""
     arena, canary = bench.arena, "canary7Zq"
-    blind = Player(None)
+    blind = TrialPlayer(None)
     for task_id in list(arena.task_ids)[:4]:
         real = arena.task(task_id)
         planted = _planted(real.reference, canary)

@@ -23,14 +23,14 @@ from .core.branch import Branch, check_forks
 from .core.drivers import EnvLike, TaskChoice, arena_of, derive, run_sync, select_tasks, told_to
 from .core.trace import Trace
 
-Score = str | Callable[[Trace], float]
+TraceScore = str | Callable[[Trace], float]
 
 
 def best_of_n(
     env: EnvLike,
     team: TeamLike,
     n: int,
-    score: Score,
+    score: TraceScore,
     *,
     tasks: TaskChoice = None,
     seed: int = 0,
@@ -52,7 +52,7 @@ def ab_mcts(
     env: EnvLike,
     team: TeamLike,
     budget: int,
-    score: Score,
+    score: TraceScore,
     *,
     tasks: TaskChoice = None,
     seed: int = 0,
@@ -148,7 +148,7 @@ def _each_task(
     what: str,
     env: EnvLike,
     team: TeamLike,
-    score: Score,
+    score: TraceScore,
     tasks: TaskChoice,
     seed: int,
     make: Mapping[str, object],
@@ -177,7 +177,7 @@ def _each_task(
     return run_sync(run())
 
 
-def _worth(arena: Arena, score: Score) -> Callable[[Trace], float]:
+def _worth(arena: Arena, score: TraceScore) -> Callable[[Trace], float]:
     """Return the function that scores a trace from 0 to 1. An episode that failed has the score 0."""
 
     def worth(trace: Trace) -> float:

@@ -1,7 +1,7 @@
 """Reward rules for any workflow: format, trajectory, role and turn rewards.
 
 A rule returns credits: `Credit(node, component, amount)`. The environment's ledger keeps them by component and node.
-Each rule here can also wrap an environment (`rewards.wrappers`).
+`rewards.wrappers` attaches rules to an environment that is already made.
 """
 
 from __future__ import annotations

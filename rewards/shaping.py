@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Score = Callable[[Trace, Task], float]
+EpisodeScore = Callable[[Trace, Task], float]
 NodeScore = Callable[[Trace, Node, Task], "float | None"]
 
 
@@ -70,7 +70,7 @@ class Mixed(Rule):
 
     def __init__(
         self,
-        team: Score,
+        team: EpisodeScore,
         local: NodeScore,
         alpha: float | Mapping[str, float] = 1.0,
         beta: float | Mapping[str, float] = 1.0,

@@ -2,6 +2,8 @@
 
 import ast
 import itertools
+import re
+import textwrap
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -144,11 +146,53 @@ def test_no_two_files_are_a_letter_apart():
     assert not near, near
 
 
+def statements(body):
+    """The statements of a module, also those within its conditions, but not those within its functions and classes."""
+    for node in body:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for part in ("body", "orelse", "handlers", "finalbody"):
+                yield from statements(getattr(node, part, ()))
+
+
+ALIAS = re.compile(r"_*[A-Z]\w*[a-z]\w*")  # no constant, and no type variable of one letter
+
+
+def types(module):
+    """Names of the types that a module defines: its classes at any level, and its aliases; private ones too."""
+    names = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)}
+    for node in statements(module.body):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names |= {t.id for t in targets if isinstance(t, ast.Name) and ALIAS.fullmatch(t.id)}
+        for alias in getattr(node, "names", ()):
+            if alias.asname not in (None, alias.name) and ALIAS.fullmatch(alias.asname):
+                names.add(alias.asname)  # `import x as Name` gives a name, too
+    return names
+
+
 def test_no_type_name_stands_twice():
     homes = defaultdict(list)
-    for f in FILES:
-        for node in tree(f).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(dotted(f))
-    twice = {name: where for name, where in homes.items() if len(where) > 1}
+    for f in [*FILES, *FACE]:
+        for name in types(tree(f)):
+            homes[name].append(dotted(f))
+    twice = {name: where for name, where in sorted(homes.items()) if len(where) > 1}
     assert not twice, twice
+
+
+def test_types_are_found_wherever_they_stand():
+    source = """
+        if TYPE_CHECKING:
+            Row = dict[str, object]
+        else:
+            import numpy as Row2
+        _Kept: TypeAlias = int
+        LIMIT, T = 3, TypeVar("T")
+        try:
+            from a import b as Other, C as C
+        except ImportError:
+            Other = None
+        def f():
+            class Inner: ...
+            Local = 3
+    """
+    assert types(ast.parse(textwrap.dedent(source))) == {"Row", "Row2", "_Kept", "Other", "Inner"}

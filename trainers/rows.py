@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-Kind = Literal["sft", "prompt-completion", "dpo", "steps"]
-Row = JsonObject
+RowKind = Literal["sft", "prompt-completion", "dpo", "steps"]
+TrainingRow = JsonObject
 TOKENS = {
     "prompt_ids": "prompt_ids",
     "completion_ids": "ids",
@@ -38,14 +38,14 @@ TOKENS = {
 
 def rows(
     traces: Iterable[Trace],
-    kind: Kind = "prompt-completion",
+    kind: RowKind = "prompt-completion",
     *,
     roles: Collection[str] | str | None = None,
     component: str | None = None,
     min_credit: float | None = None,
-    keep: Callable[[Row], bool] | None = None,
-    weight: Literal["credit", "advantage"] | Callable[[Row], float] = "credit",
-) -> list[Row]:
+    keep: Callable[[TrainingRow], bool] | None = None,
+    weight: Literal["credit", "advantage"] | Callable[[TrainingRow], float] = "credit",
+) -> list[TrainingRow]:
     """Return the rows of a data set, as plain dicts.
 
     `roles` names the roles to learn from. `component` is the reward that becomes `credit` (default: the sum of all).
@@ -95,7 +95,7 @@ def _finished(traces: Iterable[Trace]) -> list[Trace]:
     return [trace for trace in every if str(trace.ended) != "error"]
 
 
-def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Dataset:
+def to_hf_dataset(traces: Iterable[Trace], kind: RowKind = "prompt-completion", **which: Any) -> Dataset:
     """Return the rows as a `datasets.Dataset`. `which` are the arguments of `rows`: roles, min_credit, keep,
     weight …
     """
@@ -104,8 +104,8 @@ def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **w
     return Dataset.from_list(rows(traces, kind, **which))
 
 
-def _common(trace: Trace, node: Node, component: str | None, tokens: bool) -> Row:
-    row: Row = {
+def _common(trace: Trace, node: Node, component: str | None, tokens: bool) -> TrainingRow:
+    row: TrainingRow = {
         "env_id": trace.env_id, "task_id": trace.task_id, "sample": trace.sample, "node": node.id,
         "role": node.role, "agent": node.agent, "credit": _credit(trace, node, component),
     }  # fmt: skip
@@ -120,7 +120,7 @@ def _credit(trace: Trace, node: Node, component: str | None) -> float:
     return float(sum(paid.values()) if component is None else paid.get(component, 0.0))
 
 
-def _weigh(made: Sequence[Row], weight: object) -> None:
+def _weigh(made: Sequence[TrainingRow], weight: object) -> None:
     """Write the weight of each row into it."""
     if callable(weight):
         for row in made:
@@ -144,15 +144,15 @@ def _said(node: Node) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": node.text or ""}]
 
 
-def _sft(trace: Trace, node: Node) -> Row:
+def _sft(trace: Trace, node: Node) -> TrainingRow:
     return {"messages": _messages(node) + _said(node)}
 
 
-def _completion(trace: Trace, node: Node) -> Row:
+def _completion(trace: Trace, node: Node) -> TrainingRow:
     return {"prompt": _messages(node), "completion": _said(node)}
 
 
-def _step(trace: Trace, node: Node) -> Row:
+def _step(trace: Trace, node: Node) -> TrainingRow:
     return {
         **_completion(trace, node), "turn": node.turn, "parents": list(node.parents), "ok": node.ok,
         "value": json.dumps(jsonable(node.value)), "rewards": json.dumps(trace.rewards(node.id)),
@@ -160,18 +160,18 @@ def _step(trace: Trace, node: Node) -> Row:
     }  # fmt: skip
 
 
-def _pairs(traces: Sequence[Trace], component: str | None) -> list[Row]:
+def _pairs(traces: Sequence[Trace], component: str | None) -> list[TrainingRow]:
     """Return the best and the worst reply of an agent to equal messages, if their credits differ."""
     siblings: dict[str, list[tuple[float, Trace, Node]]] = {}
     for trace in traces:
         for node in trace.acts():
             credit = _credit(trace, node, component)
             siblings.setdefault(f"{trace.task_id}/{prompt_hash(node)}", []).append((credit, trace, node))
-    pairs: list[Row] = []
+    pairs: list[TrainingRow] = []
     for members in siblings.values():
         low, high = min(members, key=lambda m: m[0]), max(members, key=lambda m: m[0])
         if high[0] > low[0]:
-            best: Row = {
+            best: TrainingRow = {
                 "role": high[2].role,
                 "task_id": high[1].task_id,
                 "margin": high[0] - low[0],

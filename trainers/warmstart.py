@@ -38,10 +38,10 @@ from ..cli.arguments import COUNT, Parser, number
 from ..envs.core.drivers import rollout
 from ..envs.core.trace import Trace
 from ..envs.registry import make_arena, spec
-from .algorithms.algorithm import Algorithm, Metrics, State
+from .algorithms.algorithm import Algorithm, AlgorithmState, Metrics
 from .config.presets import WARMSTART_FILE
 from .controller.statistics.table import Ints, Signal, Table
-from .rows import Row, rows
+from .rows import TrainingRow, rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def tokenized(
-    data: Iterable[Row], tokenizer: Tokenizer, kind: Literal["sft", "dpo"]
+    data: Iterable[TrainingRow], tokenizer: Tokenizer, kind: Literal["sft", "dpo"]
 ) -> list[dict[str, list[int]]]:
     """Rows with a prompt as the tokens that TRL learns from: only the template writes control tokens in them.
 
@@ -102,7 +102,7 @@ class Imitation(Algorithm):
 
     name: ClassVar[str] = "imitation"
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         """Return the same signal for every reply."""
         return self.signals(table, mine, advantage=np.ones(len(table)))
 

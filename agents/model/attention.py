@@ -29,7 +29,7 @@ class LastQueries:
     keys: int
 
 
-Mask = Tensor | LastQueries
+AttentionMask = Tensor | LastQueries
 """Mask of attention: an additive tensor [B, Q, S], or causality alone."""
 
 
@@ -177,7 +177,7 @@ class Buckets:
             max(spans[i].context + spans[i].n for i in group) for group in self.groups
         ]  # S of each
         rows: list[Tensor] = []  # [B * Q] of each bucket: rows of the queries
-        self.masks: list[Mask] = []
+        self.masks: list[AttentionMask] = []
         pairs: list[Tensor] = []  # [2, n] of each span: tokens of the row, and their rows in the buckets
         offset = 0
         for group, width in zip(self.groups, self.widths, strict=True):
@@ -228,7 +228,7 @@ class Buckets:
         """Return the positions [B, Q] of a bucket's queries in their sequences."""
         return torch.tensor([self.spans[i].context for i in group])[:, None] + torch.arange(longest)
 
-    def _masks(self, how: Weighing) -> Sequence[Mask]:
+    def _masks(self, how: Weighing) -> Sequence[AttentionMask]:
         """Return the masks of a layer. Layers with the same `sees` function share them."""
         if how.sees is None and how.softcap is None and how.sinks is None:
             return self.masks
@@ -316,7 +316,7 @@ def fused(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Weighing = PLAIN) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, how: Weighing = PLAIN) -> Tensor:
     """Compute grouped-query attention from q [B, H, Q, D], k and v [B, K, S, D], with a mask of [B, Q, S].
 
     Torch's fused kernel is faster in float32 and for long sequences. In bfloat16 on a CPU, for up to some hundred tokens,
@@ -336,7 +336,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Weighing = PLAIN) -
     return plain_attend(q, k, v, mask, how)
 
 
-def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Tensor:
+def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float | None) -> Tensor:
     """Compute `attend` in a kernel that never stores [Q, S] scores.
 
     FlashAttention supports causality and shared key heads, in 16 bits. The kernel for float32 and for masks does not

@@ -117,7 +117,7 @@ def _spans(segments: Sequence[Segment], mine: Tensor) -> tuple[list[Span], list[
     return spans, seen
 
 
-class _Kept(Protocol):
+class _GatherContext(Protocol):
     """Values that a forward pass stores for its backward pass."""
 
     ranks: ContextRanks
@@ -129,12 +129,12 @@ class _Gather(torch.autograd.Function):
     """Gather of all ranks' rows, padded. The backward pass sums the gradients of all ranks for each row."""
 
     @staticmethod
-    def forward(ctx: _Kept, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
+    def forward(ctx: _GatherContext, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
         ctx.ranks, ctx.rows = ranks, len(own)
         return _gathered(own, longest, ranks)
 
     @staticmethod
-    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _GatherContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         ranks = ctx.ranks
         whole = gradient.float().contiguous()
         dist.all_reduce(whole, group=ranks.group)
@@ -145,13 +145,13 @@ class _Join(torch.autograd.Function):
     """Gather of all ranks' rows, padded. The backward pass takes each rank's own gradient, without a sum."""
 
     @staticmethod
-    def forward(ctx: _Kept, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
+    def forward(ctx: _GatherContext, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
         ctx.rows = len(own)
         ctx.start = ranks.index * longest
         return _gathered(own, longest, ranks)
 
     @staticmethod
-    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _GatherContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient[ctx.start : ctx.start + ctx.rows], None, None
 
 

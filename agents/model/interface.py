@@ -76,16 +76,16 @@ class Sees:
         return self.function(0, 0, query, key)
 
 
-Mask = Sees | Tensor | None
+LayerMask = Sees | Tensor | None
 """Mask that a layer of transformers gets: ours in a packed pass, else a tensor. None: causality alone."""
 
 
 def _mask(
     *, mask_function: Callable[..., Tensor] = causal_mask_function, use_vmap: bool = False, **shape: object
-) -> Mask:
+) -> LayerMask:
     if _PASS.get().attention is None:
         shape["allow_is_causal_skip"] = False
-        theirs: Mask = sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **shape)
+        theirs: LayerMask = sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **shape)
         return theirs
     if use_vmap:
         raise Unpackable("its masks are more than functions of positions")
@@ -97,7 +97,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask,
+    attention_mask: LayerMask,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -128,13 +128,13 @@ def _attention(
 _KNOWN = ("position_ids", "cache_position", "attention_mask")
 
 
-def _sees(mask: Mask) -> Sees | None:
+def _sees(mask: LayerMask) -> Sees | None:
     if not isinstance(mask, Sees):
         raise Unpackable("it makes its masks by itself")
     return None if mask.all else mask
 
 
-def _added(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
+def _added(mask: LayerMask, query: Tensor, key: Tensor) -> Tensor:
     """Return the additive mask [B, Q, S] of a mask [B, 1, Q, S], which may be boolean. None hides nothing."""
     size = (len(query), query.shape[2], key.shape[2])
     if not isinstance(mask, Tensor):

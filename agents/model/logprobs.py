@@ -112,7 +112,7 @@ def plain_logprobs_entropy(
     return logprobs.gather(1, targets[:, None]).squeeze(1), -p_log_p.sum(-1)
 
 
-class _Kept(Protocol):
+class _ChunkedContext(Protocol):
     """Values that a forward pass stores for its backward pass."""
 
     support: Support | None
@@ -127,7 +127,12 @@ class _Kept(Protocol):
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Kept, hidden: Tensor, head: Tensor, targets: Tensor, heat: Tensor, support: Support | None
+        ctx: _ChunkedContext,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        heat: Tensor,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.support = support
@@ -144,7 +149,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: _Kept, g_logprobs: Tensor | None, g_entropy: Tensor | None
+        ctx: _ChunkedContext, g_logprobs: Tensor | None, g_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, head, targets, heat, entropy = ctx.saved_tensors
         if g_logprobs is None and g_entropy is None:

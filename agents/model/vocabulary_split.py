@@ -108,7 +108,7 @@ def split_logprobs(
     return _Scores.apply(hidden, own_rows(matrix), ranks.gather(asked), ranks)  # type: ignore[no-any-return]
 
 
-class _Kept(Protocol):
+class _VocabularyContext(Protocol):
     """Values that a forward pass stores for its backward pass."""
 
     ranks: VocabularyRanks
@@ -124,7 +124,9 @@ class _Kept(Protocol):
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Kept, own: Tensor, ids: Tensor, dtype: torch.dtype, ranks: VocabularyRanks) -> Tensor:
+    def forward(
+        ctx: _VocabularyContext, own: Tensor, ids: Tensor, dtype: torch.dtype, ranks: VocabularyRanks
+    ) -> Tensor:
         ctx.ranks, ctx.everyone = ranks, [theirs.to(own.device) for theirs in ranks.gather(ids.cpu())]
         ctx.words, ctx.dtype = len(own), own.dtype
         embedded = own.new_empty(len(ids), own.shape[1], dtype=dtype)
@@ -138,7 +140,7 @@ class _Lookup(torch.autograd.Function):
         return embedded
 
     @staticmethod
-    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _VocabularyContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         ranks = ctx.ranks
         change = gradient.new_zeros(ctx.words, gradient.shape[1], dtype=torch.float32)
         for start, most in ranks.steps(_longest(ctx.everyone), gradient.shape[1], gradient.device):
@@ -197,7 +199,7 @@ class _Part:
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Kept, hidden: Tensor, own: Tensor, asked: list[_Asked], ranks: VocabularyRanks
+        ctx: _VocabularyContext, hidden: Tensor, own: Tensor, asked: list[_Asked], ranks: VocabularyRanks
     ) -> tuple[Tensor, Tensor]:
         ctx.ranks, ctx.asked = ranks, asked
         head = own.to(hidden.dtype)
@@ -224,7 +226,7 @@ class _Scores(torch.autograd.Function):
         return results[0], results[1]
 
     @staticmethod
-    def backward(ctx: _Kept, g_logprobs: Tensor, g_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _VocabularyContext, g_logprobs: Tensor, g_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, own, sums, entropies = ctx.saved_tensors
         ranks, head, at = ctx.ranks, own.to(hidden.dtype), 0
         d_hidden = torch.empty_like(hidden)

@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 from .tokenizing import Tokenizer
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Backend
+    import tokenizers
 
 _INAUDIBLE = [
     chr(0xFDD0 + i) for i in range(32)
@@ -121,7 +121,7 @@ def plain_of(tokenizer: Tokenizer) -> Plain:
     return entry[1]
 
 
-def _control(tokenizer: Tokenizer, backend: Backend) -> tuple[frozenset[str], frozenset[str]]:
+def _control(tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> tuple[frozenset[str], frozenset[str]]:
     """Return the tokens that only a template may write, and the subset of them that is flagged as special.
 
     The flag is not enough: many tokenizers do not flag the marks of turns and tool calls in their templates
@@ -135,7 +135,7 @@ def _control(tokenizer: Tokenizer, backend: Backend) -> tuple[frozenset[str], fr
     return special | marks | (texts & _THOUGHT), special
 
 
-def _renamed(backend: Backend, names: Mapping[str, str]) -> Backend:
+def _renamed(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """Return a copy of a `tokenizers.Tokenizer` with new names for these tokens, also in the vocabulary of its model."""
     from tokenizers import Tokenizer
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-Piece = tuple[str, str]
+PromptPiece = tuple[str, str]
 """Part of a filled prompt: the name of the field that it comes from ("" for none), and its text."""
 ENDS = ("first", "middle", "last")
 """Places of a field where a cut may begin."""
@@ -28,10 +28,10 @@ class Told(str):
     """Filled prompt with its pieces. `cut` lists the fields that may be cut, in order, and where each is cut."""
 
     __slots__ = ("_pieces", "cut")
-    _pieces: tuple[Piece, ...] | Callable[[], Iterable[Piece]]
+    _pieces: tuple[PromptPiece, ...] | Callable[[], Iterable[PromptPiece]]
     cut: tuple[tuple[str, str], ...]
 
-    def __new__(cls, pieces: Iterable[Piece], cut: Sequence[tuple[str, str]]) -> Told:
+    def __new__(cls, pieces: Iterable[PromptPiece], cut: Sequence[tuple[str, str]]) -> Told:
         pieces = tuple(pieces)
         told = super().__new__(cls, _joined(pieces))
         told._pieces, told.cut = pieces, tuple(cut)
@@ -39,7 +39,7 @@ class Told(str):
 
     @classmethod
     def later(
-        cls, text: str, pieces: Callable[[], Iterable[Piece]], cut: tuple[tuple[str, str], ...]
+        cls, text: str, pieces: Callable[[], Iterable[PromptPiece]], cut: tuple[tuple[str, str], ...]
     ) -> Told:
         """Make a prompt whose pieces are computed when they are needed. Most prompts are never cut."""
         told = super().__new__(cls, text)
@@ -47,7 +47,7 @@ class Told(str):
         return told
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[PromptPiece, ...]:
         """Pieces of the prompt, in order."""
         if callable(self._pieces):
             self._pieces = tuple(self._pieces())
@@ -195,14 +195,14 @@ class Wording:
         text = self.ask(fields)
         return Told.later(text, partial(self.pieces, fields), self.cut) if self.cut else text
 
-    def pieces(self, fields: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, fields: Mapping[str, object]) -> list[PromptPiece]:
         """Return the parts of the filled prompt, in order."""
-        pieces: list[Piece] = []
+        pieces: list[PromptPiece] = []
         self._fill(self.prompt, fields, pieces)
         return pieces
 
     def _fill(
-        self, template: FieldText, fields: Mapping[str, object], pieces: list[Piece], inside: str = ""
+        self, template: FieldText, fields: Mapping[str, object], pieces: list[PromptPiece], inside: str = ""
     ) -> None:
         for literal, name in template.parts:
             if literal:
@@ -220,7 +220,7 @@ class Wording:
 
 def filled(text: str, wording: Wording, fields: Mapping[str, object]) -> str:
     """Fill another text of the same role, with the same sentences and terms."""
-    pieces: list[Piece] = []
+    pieces: list[PromptPiece] = []
     wording._fill(FieldText.of(text), fields, pieces)
     return _joined(pieces)
 
@@ -277,5 +277,5 @@ def _expression(
     return ast.JoinedStr(pieces)
 
 
-def _joined(pieces: Iterable[Piece]) -> str:
+def _joined(pieces: Iterable[PromptPiece]) -> str:
     return "".join([text for _, text in pieces])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, overload
 
-Conversation = Sequence[Mapping[str, object]]
+ChatMessages = Sequence[Mapping[str, object]]
 
 
 class Tokenizer(Protocol):
@@ -45,21 +45,21 @@ class Tokenizer(Protocol):
 
     @overload
     def apply_chat_template(
-        self, conversation: Conversation, *, add_generation_prompt: bool, tokenize: Literal[False]
+        self, conversation: ChatMessages, *, add_generation_prompt: bool, tokenize: Literal[False]
     ) -> str:
         """Return the text that the template makes."""
         ...
 
     @overload
     def apply_chat_template(
-        self, conversation: Conversation, *, add_generation_prompt: bool, return_dict: Literal[False]
+        self, conversation: ChatMessages, *, add_generation_prompt: bool, return_dict: Literal[False]
     ) -> list[int]:
         """Return the ids of the rendered text."""
         ...
 
     @overload
     def apply_chat_template(
-        self, conversation: Conversation, *, add_generation_prompt: bool
+        self, conversation: ChatMessages, *, add_generation_prompt: bool
     ) -> Mapping[str, list[int]]:
         """Return a mapping with the ids as `input_ids`, and the attention mask."""
         ...

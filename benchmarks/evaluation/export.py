@@ -19,16 +19,14 @@ from ...envs.core.trace import Trace
 from ..pages.html import write_page
 from ..pages.trace_sources import labelled_episodes
 from ..pages.viewer import as_dict, score_of
-from .result_types import NodeJson, TraceJson
+from .result_types import LabelledTrace, NodeJson, TraceJson
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from pandas import DataFrame
 
-Labelled = Iterable[tuple[str, TraceJson]]
 
-
-def acts(episodes: Labelled) -> Iterator[dict[str, object]]:
+def acts(episodes: Iterable[LabelledTrace]) -> Iterator[dict[str, object]]:
     """Yield one row for each act. Messages, value and rewards are JSON text, because their form differs by role."""
     for label, episode in episodes:
         for node in episode["nodes"]:
@@ -81,7 +79,7 @@ def to_dataset(episodes: Iterable[Trace | TraceJson]) -> Dataset:
     return datasets.Dataset.from_list(rows)
 
 
-def write_parquet(episodes: Labelled, path: Path) -> int:
+def write_parquet(episodes: Iterable[LabelledTrace], path: Path) -> int:
     """Write acts as a Parquet file, in blocks. Return the number of rows."""
     import pyarrow
     import pyarrow.parquet as parquet
@@ -104,7 +102,7 @@ def write_parquet(episodes: Labelled, path: Path) -> int:
     return count
 
 
-def write_jsonl(episodes: Labelled, path: Path) -> int:
+def write_jsonl(episodes: Iterable[LabelledTrace], path: Path) -> int:
     """Write acts as lines of JSON. Return their number."""
     count = 0
 
@@ -118,7 +116,7 @@ def write_jsonl(episodes: Labelled, path: Path) -> int:
     return count
 
 
-def perfetto(episodes: Labelled) -> Iterator[dict[str, object]]:
+def perfetto(episodes: Iterable[LabelledTrace]) -> Iterator[dict[str, object]]:
     """Yield events of Chrome's trace format: a process for each episode, a thread for each role or tool, a slice for each node.
 
     A node's wall-clock times are drawn if it has them (``began`` and ``seconds``). Otherwise a node is one unit long and begins
@@ -148,7 +146,7 @@ def perfetto(episodes: Labelled) -> Iterator[dict[str, object]]:
             }  # fmt: skip
 
 
-def write_perfetto(episodes: Labelled, path: Path) -> int:
+def write_perfetto(episodes: Iterable[LabelledTrace], path: Path) -> int:
     """Write the events as one file for ui.perfetto.dev or chrome://tracing. Return their number."""
     events = [json.dumps(event, ensure_ascii=True) for event in perfetto(episodes)]
     write_page(path, ['{"displayTimeUnit":"ms","traceEvents":[\n', ",\n".join(events), "\n]}\n"])
@@ -182,7 +180,7 @@ def _blocks(rows: Iterable[dict[str, object]], size: int) -> Iterator[list[dict[
         yield block
 
 
-def write_dataset(episodes: Labelled, path: Path) -> int:
+def write_dataset(episodes: Iterable[LabelledTrace], path: Path) -> int:
     """Write a dataset for ``datasets.load_from_disk``. Return the number of rows."""
     made = to_dataset(episode for _, episode in episodes)
     made.save_to_disk(str(path))

@@ -28,7 +28,7 @@ from ...agents.roles import Role
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena, bare_code
 from ...envs.core.tasks import Task
-from .result_types import Checkout, Provenance, RunDict, Seat, WorldDict
+from .result_types import Checkout, Provenance, RunDict, SeatDict, WorldDict
 from .results import canonical
 
 LIBRARIES = (
@@ -50,7 +50,7 @@ def digest(value: object, length: int = 16) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()[:length]
 
 
-def who(policy: object, label: str) -> Seat:
+def who(policy: object, label: str) -> SeatDict:
     """Return the identity of a player.
 
     A model has a method ``identity()`` (hash of the weights, template, sampling). Functions and scripted players are
@@ -71,7 +71,7 @@ def who(policy: object, label: str) -> Seat:
     return {**player, "name": name, "code": _source_hash(kind), **({"state": state} if state else {})}
 
 
-def role_config(team: BoundTeam, arena: Arena) -> dict[str, Seat]:
+def role_config(team: BoundTeam, arena: Arena) -> dict[str, SeatDict]:
     """Return the identity of each agent's player, with a hash of its role's prompt. It is part of keys and provenance."""
     return {
         agent: {
@@ -124,7 +124,7 @@ def tasks_hash(tasks: Sequence[Task]) -> str:
     return digest([digest(task.row, 64) for task in tasks])
 
 
-def provenance(arena: Arena, players: Mapping[str, Seat], tasks: Sequence[Task], seed: int) -> Provenance:
+def provenance(arena: Arena, players: Mapping[str, SeatDict], tasks: Sequence[Task], seed: int) -> Provenance:
     """Return all facts that are needed to run an evaluation again. They are equal in two runs of the same command."""
     return {
         "env": world(arena),

@@ -9,9 +9,12 @@ from ...agents.basics.json_types import JsonObject, JsonView
 TraceJson: TypeAlias = JsonView
 """Episode as stored in files (trace.schema.json)."""
 
+LabelledTrace: TypeAlias = tuple[str, TraceJson]
+"""Episode with the label of the file that it comes from."""
+
 NodeJson: TypeAlias = JsonView
 """Node of an episode as stored in files."""
-Seat: TypeAlias = JsonObject
+SeatDict: TypeAlias = JsonObject
 """Identity of an agent's player: its name, and the facts that distinguish it from other players."""
 
 
@@ -83,7 +86,7 @@ class Provenance(TypedDict):
 
     env: WorldDict
     data: DataDict
-    roles: dict[str, Seat]
+    roles: dict[str, SeatDict]
     """Player of each agent."""
     seed: int
     libraries: dict[str, str]

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from .result_types import EstimateDict
 
-Floats = NDArray[np.float64]
-Rows = Sequence[Sequence[float]]
+TaskScores = Sequence[Sequence[float]]
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -96,7 +95,7 @@ class Difference:
 
 
 def average(
-    scores: Rows, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
+    scores: TaskScores, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
 ) -> Estimate:
     """Return avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and 1."""
     means = np.array([np.mean(row) for row in scores if len(row)], dtype=np.float64)
@@ -105,7 +104,7 @@ def average(
 
 
 def pass_at(
-    successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+    successes: TaskScores, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> Estimate:
     """Return the unbiased pass@k: the probability that at least one of k samples, drawn without replacement, succeeds."""
     values = np.array([1.0 - _all_drawn(n - c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
@@ -113,7 +112,7 @@ def pass_at(
 
 
 def pass_hat(
-    successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+    successes: TaskScores, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> Estimate:
     """Return the unbiased pass^k: the probability that all of k samples, drawn without replacement, succeed."""
     values = np.array([_all_drawn(c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
@@ -138,7 +137,7 @@ def paired_difference(
 
 
 def bootstrap_interval(
-    values: Floats, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+    values: NDArray[np.float64], *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> tuple[float | None, float | None]:
     """Return an interval for the mean of ``values``, one for each task.
 
@@ -156,7 +155,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def sign_flip_p(gaps: Floats, *, seed: int = 0, flips: int = 20_000) -> float:
+def sign_flip_p(gaps: NDArray[np.float64], *, seed: int = 0, flips: int = 20_000) -> float:
     """Return the two-sided p-value of a mean difference: how often random signs give a mean as far from zero."""
     moved = np.abs(gaps[gaps != 0.0])
     n = len(moved)
@@ -177,7 +176,7 @@ def sign_flip_p(gaps: Floats, *, seed: int = 0, flips: int = 20_000) -> float:
 
 
 def _estimate(
-    values: Floats, estimator: str, seed: int, resamples: int, level: float, share: bool = True
+    values: NDArray[np.float64], estimator: str, seed: int, resamples: int, level: float, share: bool = True
 ) -> Estimate:
     n = len(values)
     if not n:
@@ -193,7 +192,7 @@ def _estimate(
     return Estimate(value, *bounds, n, estimator, level=level)
 
 
-def _counts(successes: Rows, k: int) -> list[tuple[int, int]]:
+def _counts(successes: TaskScores, k: int) -> list[tuple[int, int]]:
     """Return (successes, samples) of each task. Every task needs k samples, otherwise the estimator does not exist."""
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
@@ -209,7 +208,9 @@ def _all_drawn(marked: int, n: int, k: int) -> float:
     return math.comb(marked, k) / math.comb(n, k)
 
 
-def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:
+def _resampled_means(
+    values: NDArray[np.float64], resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
     """Return the means of ``resamples`` draws of n tasks with replacement.
 
     With few distinct values (0/1 scores, or F1 over k samples), a draw is a multinomial over these values. The distribution is

@@ -12,7 +12,7 @@ from ..pages.html import printable
 from .result_types import EstimateDict, FiguresDict, Results
 from .stats import Difference, Estimate
 
-Row = tuple[str, ...]
+TableRow = tuple[str, ...]
 
 
 class Effect(Protocol):
@@ -110,14 +110,14 @@ def estimate(plain: Interval | EstimateDict | None) -> str:
     return f"{value:.3f} {between(low, high)}"
 
 
-def _scores(results: Sequence[Results]) -> tuple[Row, list[Row]]:
+def _scores(results: Sequence[Results]) -> tuple[TableRow, list[TableRow]]:
     headlines = {plain["figures"]["headline"] for plain in results}
     name = min(headlines) if len(headlines) == 1 else "score"
     ks = {plain["figures"]["k"] for plain in results}
     k = str(min(ks)) if len(ks) == 1 else "k"
     chances = () if ks == {1} else (f"pass@{k}", f"pass^{k}")
     header = ("environment", "tasks", f"{name} avg@{k}", "pass@1", *chances, "failed", "acts", "tokens out")
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for plain in results:
         figures, per = plain["figures"], plain["figures"]["per_episode"]
         most = str(figures["k"])
@@ -137,14 +137,14 @@ def _scores(results: Sequence[Results]) -> tuple[Row, list[Row]]:
     return header, rows
 
 
-def _role_rows(results: Sequence[Results]) -> tuple[Row, list[Row]]:
+def _role_rows(results: Sequence[Results]) -> tuple[TableRow, list[TableRow]]:
     many = len(results) > 1
-    header: Row = (("environment",) if many else ()) + (
+    header: TableRow = (("environment",) if many else ()) + (
         "role", "played by", "calls / episode", "legal replies", "mean credit", "tokens in", "tokens out",
     )  # fmt: skip
     priced = any("cost" in did for plain in results for did in plain["figures"]["roles"].values())
     header += ("$ / 1,000 episodes",) if priced else ()
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for plain in results:
         for role, did in plain["figures"]["roles"].items():
             players = [
@@ -191,13 +191,13 @@ def _value(table: Mapping[str, EstimateDict], k: str) -> str:
     return number(table[k]["value"]) if k in table else "–"
 
 
-def _grid(header: Row, rows: Sequence[Row]) -> str:
+def _grid(header: TableRow, rows: Sequence[TableRow]) -> str:
     """Return a Markdown table with an aligned source: numbers to the right, words to the left."""
     cells = [tuple(_cell(c) for c in row) for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
     numeric = [all(row[i][:1] in "0123456789+−–[≤" for row in cells[1:]) for i in range(len(header))]
 
-    def line(row: Row) -> str:
+    def line(row: TableRow) -> str:
         aligned = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
         return f"| {' | '.join(aligned)} |"
 

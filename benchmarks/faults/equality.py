@@ -13,7 +13,6 @@ from ...envs.core.trace import read_dicts
 from ...trainers.controller import checkpoint
 from ...trainers.controller.reporting.loggers import BookRow, rows_of
 
-Row = dict[str, object]
 LEFT_OVERS = (".writing-", ".replaced", ".damaged", ".tmp")
 
 
@@ -143,7 +142,9 @@ def _of_clock(name: str) -> bool:
     return "time" in name.split("/") or "seconds" in name
 
 
-def samples(run: Path, whole: Path, part: Callable[[Row], object] = lambda row: row) -> Iterator[str]:
+def samples(
+    run: Path, whole: Path, part: Callable[[dict[str, object]], object] = lambda row: row
+) -> Iterator[str]:
     """Compare all samples: every record of every step once, token by token, and every stored episode.
 
     `part` returns the part of a record that is compared; the default is all of it.
@@ -162,12 +163,12 @@ def samples(run: Path, whole: Path, part: Callable[[Row], object] = lambda row: 
                 yield f"{kind}/{name}: {len(list((a - b).elements()))} too many, {len(list((b - a).elements()))} missing"
 
 
-def _records(path: Path, part: Callable[[Row], object]) -> Iterator[str]:
+def _records(path: Path, part: Callable[[dict[str, object]], object]) -> Iterator[str]:
     """Yield a file's records without the times and speeds in them."""
     for row in read_dicts(path):
         yield json.dumps(_timeless(part(row)), sort_keys=True)
 
 
-def _name(row: Row) -> object:
+def _name(row: dict[str, object]) -> object:
     """Return the name of a sample or an episode, without its content."""
     return row.get("id") or (row["task_id"], row["seed"])

@@ -9,7 +9,7 @@ from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
 from ...envs.core.workflow import Episode, Outcome, Workflow
 from ...envs.registry import list_envs, register
-from ...trainers.config.reader import Tree
+from ...trainers.config.reader import ConfigTree
 
 ID = "pair-under-fire"
 WORDS = ("w1", "w2", "w3", "w4")
@@ -61,7 +61,7 @@ def make_model(folder: Path) -> str:
     return str(save_model(from_config(config, seed=1), folder, tokenizer))
 
 
-def settings(model: str, kind: str, steps: int, recipe: str) -> Tree:
+def settings(model: str, kind: str, steps: int, recipe: str) -> ConfigTree:
     """Return the config of a run: two policies, one with a critic, in two groups, or for kills of ranks in one group."""
     if kind == "engine":
         return _with_vllm(steps, recipe)
@@ -79,7 +79,7 @@ def settings(model: str, kind: str, steps: int, recipe: str) -> Tree:
     }  # fmt: skip
 
 
-def _with_vllm(steps: int, recipe: str) -> Tree:
+def _with_vllm(steps: int, recipe: str) -> ConfigTree:
     """Return the config of a run with vLLM, which does not guarantee equal bits, and the embedded tiny model."""
     options = {"enforce_eager": True}
     policy = {

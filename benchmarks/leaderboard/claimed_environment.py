@@ -19,7 +19,7 @@ from ...envs.core.trace import jsonable
 from ...envs.data import sets
 from ...envs.registry import EnvSpec, UnknownEnv, make_arena, resolve, spec
 from ..evaluation import identity
-from ..evaluation.result_types import DataDict, Results, Seat
+from ..evaluation.result_types import DataDict, Results, SeatDict
 from ..evaluation.results import canonical
 
 _WORD = re.compile(r"[A-Za-z0-9_ -]{0,64}")
@@ -155,7 +155,7 @@ def untrue(arena: Arena, tasks: list[Task], results: Results) -> Iterator[str]:
             yield f"{name}: the submission says {theirs!r:.80}, the environment gives {ours!r:.80}"
 
 
-def scripted_players(arena: Arena) -> dict[str, tuple[Policy, Seat]]:
+def scripted_players(arena: Arena) -> dict[str, tuple[Policy, SeatDict]]:
     """Return the scripted players that come with unitymas, with their identities, by the names of their code."""
     policies: list[Policy] = [RandomPolicy(), FoolPolicy()]
     if arena.expert is not None:

@@ -25,7 +25,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "boolean": bool,
     "null": type(None),
 }
-Schema: TypeAlias = JsonView
+JsonSchema: TypeAlias = JsonView
 """JSON schema with the keywords of `_KNOWN`."""
 _KNOWN = {"$schema", "$defs", "$ref", "title", "type", "const", "enum", "pattern", "required", "properties",
           "additionalProperties", "items", "minimum", "maximum", "maxLength", "minItems", "maxItems", "maxProperties"}  # fmt: skip
@@ -37,13 +37,13 @@ _SIZES = (
 
 
 @cache
-def schema_of(what: str) -> Schema:
+def schema_of(what: str) -> JsonSchema:
     """Read one of our published schemas: "submission" or "trace"."""
-    schema: Schema = json.loads(asset(f"{what}.schema.json"))
+    schema: JsonSchema = json.loads(asset(f"{what}.schema.json"))
     return schema
 
 
-def violations(value: Any, schema: Schema, root: Schema | None = None, at: str = "") -> Iterator[str]:
+def violations(value: Any, schema: JsonSchema, root: JsonSchema | None = None, at: str = "") -> Iterator[str]:
     """Yield each violation of the schema, with its place."""
     root = schema if root is None else root
     if unknown := set(schema) - _KNOWN:
@@ -72,7 +72,7 @@ def violations(value: Any, schema: Schema, root: Schema | None = None, at: str =
             yield from violations(item, schema["items"], root, f"{at}[{i}]")
 
 
-def _beyond(value: Any, schema: Schema, where: str) -> Iterator[str]:
+def _beyond(value: Any, schema: JsonSchema, where: str) -> Iterator[str]:
     """Yield each bound that a value breaks."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value < schema.get("minimum", value):
@@ -86,7 +86,7 @@ def _beyond(value: Any, schema: Schema, where: str) -> Iterator[str]:
         yield f"{where} has {len(value)} items; at least {schema['minItems']} are wanted"
 
 
-def _inside(value: JsonView, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _inside(value: JsonView, schema: JsonSchema, root: JsonSchema, at: str) -> Iterator[str]:
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{at or 'the whole'} lacks {name!r}"

@@ -25,7 +25,7 @@ from ...envs.core.drivers import aplay, derive, run_sync, side_by_side
 from ...envs.core.tasks import Task
 from ...envs.core.trace import read_dicts
 from ..evaluation import identity, stats
-from ..evaluation.result_types import Seat, TraceJson
+from ..evaluation.result_types import SeatDict, TraceJson
 from ..evaluation.results import Measure
 from ..evaluation.stats import Difference
 from ..pages.html import printable
@@ -125,8 +125,8 @@ def _compared(
     recorded: Mapping[tuple[str, int], TraceJson],
     played: Mapping[tuple[str, int], TraceJson],
     measure: Measure,
-    seats: Mapping[str, Seat],
-    players: Mapping[str, Seat],
+    seats: Mapping[str, SeatDict],
+    players: Mapping[str, SeatDict],
 ) -> Again:
     strangers = tuple(
         f"{agent} was {_player(seats[agent])}, here {_player(players[agent])}"
@@ -166,7 +166,7 @@ def _deterministic(seat: Mapping[str, object]) -> bool:
     return bool(told) and max(told) == 0
 
 
-def _own_team(seats: Mapping[str, Seat]) -> dict[str, str]:
+def _own_team(seats: Mapping[str, SeatDict]) -> dict[str, str]:
     """Return the team of an entry whose players all come with unitymas."""
     named = {agent: str(seat["player"]) for agent, seat in seats.items()}
     for agent, player in named.items():

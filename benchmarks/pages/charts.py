@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .html import escape
 
-Scale = Callable[[float], float]
+AxisScale = Callable[[float], float]
 COLOURS = 6
 NARROW = 372  # width of a chart on a phone
 MOST_POINTS = 400
@@ -139,7 +139,7 @@ def short(value: float) -> str:
     return f"{value:.3g}".replace("-", "−") if abs(value) < 1e-3 else f"{value:.4g}".replace("-", "−")
 
 
-def _line(s: Series, colour: int, px: Scale, py: Scale) -> str:
+def _line(s: Series, colour: int, px: AxisScale, py: AxisScale) -> str:
     at = [(px(x), py(y)) for x, y in zip(s.x, s.y, strict=True)]
     parts = []
     if s.low and s.high:
@@ -157,7 +157,9 @@ def _line(s: Series, colour: int, px: Scale, py: Scale) -> str:
     return "".join(parts)
 
 
-def _end_labels(series: Sequence[Series], px: Scale, py: Scale, top: float, bottom: float) -> list[str]:
+def _end_labels(
+    series: Sequence[Series], px: AxisScale, py: AxisScale, top: float, bottom: float
+) -> list[str]:
     """Draw the names beside the ends of the lines, moved apart if they would overlap."""
     ends = sorted((py(s.y[-1]), i) for i, s in enumerate(series))
     y = top

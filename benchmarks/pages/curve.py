@@ -22,7 +22,7 @@ from typing import NotRequired, TypedDict
 
 from ...agents.basics.hints import counted
 from ...envs.registry import spec
-from ...trainers.config.reader import Tree
+from ...trainers.config.reader import ConfigTree
 from ...trainers.config.schema import read_yaml
 from ..demo import figures, plot, summary
 from .html import escape
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def row(run: Path) -> tuple[str, Tree]:
+def row(run: Path) -> tuple[str, ConfigTree]:
     """Return the environment of a run, and its figures in the form of the demo."""
     config = read_yaml(run / "config.yaml")
     env = config["env"]["id"]
@@ -135,7 +135,7 @@ def records() -> Records:
     return kept
 
 
-def record(command: str, run: Path, result: tuple[str, Tree], note: str) -> None:
+def record(command: str, run: Path, result: tuple[str, ConfigTree], note: str) -> None:
     """Write the figures of a run into `curves.json`, in the place of an earlier run of the same command."""
     env, numbers = result
     entry: Curve = {

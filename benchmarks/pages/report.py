@@ -24,7 +24,7 @@ from ...agents.basics.hints import counted
 from ...cli.arguments import Parser
 from ...rewards.monitors import Alarm, Watch
 from ...trainers.controller.reporting.loggers import BookRow
-from ..evaluation.result_types import TraceJson
+from ..evaluation.result_types import LabelledTrace
 from ..evaluation.stats import student_quantile
 from . import viewer
 from .charts import Series, chart, short
@@ -33,10 +33,6 @@ from .trace_sources import labelled_episodes, trace_files
 
 SHOWN = 5  # best and worst episodes
 MOST_EPISODES = 2_000
-
-Rows = list[BookRow]
-Labelled = tuple[str, TraceJson]
-
 
 UNFINISHED = "still running, or killed"
 """Text for a run without a recorded end."""
@@ -48,9 +44,9 @@ class History:
 
     folder: Path
     begin: BookRow = field(default_factory=dict)
-    steps: Rows = field(default_factory=list)
-    validations: Rows = field(default_factory=list)
-    losses: Rows = field(default_factory=list)
+    steps: list[BookRow] = field(default_factory=list)
+    validations: list[BookRow] = field(default_factory=list)
+    losses: list[BookRow] = field(default_factory=list)
     """Lost groups after which the run continued."""
     ending: str = UNFINISHED
 
@@ -129,7 +125,7 @@ def build(runs: Sequence[str | Path], out: str | Path) -> Path:
     return write_page(out, [page(title, text, style="report.css"), "</body>\n</html>\n"])
 
 
-def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] | None = None) -> str:
+def body(histories: Sequence[History], episodes: str, pairs: Sequence[LabelledTrace] | None = None) -> str:
     """Return the sections of a report. ``episodes`` is the address of the page of the stored episodes."""
     alarms_of = {history.folder.name: alarms(history) for history in histories}
     pairs = list(kept(histories[-1].folder)) if pairs is None else pairs
@@ -143,7 +139,7 @@ def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] 
 # curves over seeds ------------------------------------------------------------------------------------
 
 
-def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Series:
+def over_seeds(name: str, tables: Sequence[list[BookRow]], key: str, **how: Any) -> Series:
     """Return the mean of a figure over runs, at each step that all have. Several runs give a 95% t interval."""
     columns = [
         {int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))}
@@ -352,7 +348,7 @@ def _timeline(histories: Sequence[History]) -> str:
     return f"<section id='timeline'><h2>Timeline</h2>{_panels(panels, histories)}</section>"
 
 
-def _episodes(headline: str, pairs: Sequence[Labelled], address: str) -> str:
+def _episodes(headline: str, pairs: Sequence[LabelledTrace], address: str) -> str:
     """Return the best and worst episodes of the newest validation, with links to the page of all stored episodes."""
     if not pairs:
         return (
@@ -373,7 +369,7 @@ def _episodes(headline: str, pairs: Sequence[Labelled], address: str) -> str:
             f"<div class='grid2'><table><caption>best</caption>{rows(best)}</table><table><caption>worst</caption>{rows(worst)}</table></div></section>")  # fmt: skip
 
 
-def kept(folder: Path) -> Iterator[Labelled]:
+def kept(folder: Path) -> Iterator[LabelledTrace]:
     """Yield the stored episodes with their file, validations last. Of more than `MOST_EPISODES`, the newest files are used."""
     if not any((folder / "traces").glob("*.jsonl*")):
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeAlias, TypedDict
 
-Index: TypeAlias = Mapping[str, Sequence[Any]]
+EpisodeColumns: TypeAlias = Mapping[str, Sequence[Any]]
 """Columns of the episodes of a page, by name."""
 
 
@@ -20,7 +20,7 @@ class Stop(TypedDict, total=False):
     b: int
 
 
-def tours(index: Index) -> list[Stop]:
+def tours(index: EpisodeColumns) -> list[Stop]:
     """Return the episodes to open first, each with a name, a reason and, if there is one, an episode to compare with.
 
     Held-out episodes come before training episodes, and the newest source (the last validation) before older ones. The page
@@ -49,7 +49,7 @@ def tours(index: Index) -> list[Stop]:
     return stops
 
 
-def _changes(index: Index, rows: Sequence[int], first: str, last: str) -> list[Stop]:
+def _changes(index: EpisodeColumns, rows: Sequence[int], first: str, last: str) -> list[Stop]:
     """Return the tasks whose mean score rose and fell most between two sources."""
     sides: dict[str, dict[tuple[str, str], list[int]]] = {s: defaultdict(list) for s in (first, last)}
     for i in rows:
@@ -73,5 +73,5 @@ def _changes(index: Index, rows: Sequence[int], first: str, last: str) -> list[S
     return stops
 
 
-def _score(index: Index, i: int) -> float:
+def _score(index: EpisodeColumns, i: int) -> float:
     return float(index["score"][i] or 0.0)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from .grid import Claim, Figures, Paper, Settings, command
+from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import held_out, learn, micro_model
 from .uneven import registered
 
 STEPS = 60
 
 
-def condition(**algorithm: object) -> Settings:
+def condition(**algorithm: object) -> ConditionSettings:
     """Return the settings of a condition."""
     return {
         "algorithm": {"name": "dr_mas", **algorithm},
@@ -29,7 +29,7 @@ def condition(**algorithm: object) -> Settings:
     }
 
 
-CONDITIONS: dict[str, tuple[str, Settings]] = {
+CONDITIONS: dict[str, tuple[str, ConditionSettings]] = {
     "global": ("one mean and deviation for all agents of a task", condition(statistics="task")),
     "step": (
         "one mean and deviation for all agents that act in the same turn",
@@ -45,7 +45,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 }
 
 
-def play(settings: Settings, seed: int, folder: Path) -> Figures:
+def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
     """Train and test a team, and collect the gradient norms before clipping."""
     env = registered()
     model = micro_model(folder / "model", env, seed)

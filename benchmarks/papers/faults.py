@@ -17,7 +17,7 @@ from ...trainers.algorithms import register_algorithm
 from ...trainers.algorithms.grpo import GRPO
 from ...trainers.controller.statistics.comparison import Groups
 from ...trainers.controller.statistics.table import Floats, Ints, Table
-from .grid import Claim, Figures, Paper, Settings, command
+from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import held_out, learn, micro_model
 from .uneven import registered
 
@@ -69,7 +69,7 @@ class RawSingletons(GRPO):
         return np.where(alone, x, super().compare(within, x))
 
 
-def condition(name: str, **algorithm: object) -> Settings:
+def condition(name: str, **algorithm: object) -> ConditionSettings:
     """Return the settings of a condition."""
     return {
         "algorithm": {"name": name, "aggregation": "token-mean", **algorithm},
@@ -80,7 +80,7 @@ def condition(name: str, **algorithm: object) -> Settings:
 
 
 TURN: dict[str, str] = {"group": "agent-turn", "score": "act"}
-CONDITIONS: dict[str, tuple[str, Settings]] = {
+CONDITIONS: dict[str, tuple[str, ConditionSettings]] = {
     "agent": ("right: per task and agent, a trajectory counts once", condition("grpo", score="mean")),
     "one-baseline": (
         "fault: all agents of a task share mean and deviation",
@@ -103,7 +103,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 }
 
 
-def play(settings: Settings, seed: int, folder: Path) -> Figures:
+def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
     """Run the training of `dr_mas` with the groups of this condition."""
     for double in (MixedPrompts, Reshaped, RawSingletons):
         register_algorithm(double.name, double)

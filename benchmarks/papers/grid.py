@@ -33,9 +33,9 @@ RESULTS = HERE.parent / "results" if CHECKOUT else Path("papers")
 PAGES = HERE.parents[2] / "docs" / "papers" if CHECKOUT else Path("papers")
 """Folder of the pages: the docs of a checkout, or the current folder where the package is installed."""
 
-Settings = JsonView
+ConditionSettings = JsonView
 """Settings of a condition, as its paper's `play` reads them."""
-Figures = JsonObject
+CellFigures = JsonObject
 """Figures of a cell: `final`, numbers by name, and `curve`, pairs of (step, the paper's metric)."""
 
 
@@ -64,10 +64,10 @@ class Paper:
     source: str
     expected: str
     """Expected direction of each result, and why. Written and committed before the first run of the grid."""
-    conditions: Mapping[str, tuple[str, Settings]]
+    conditions: Mapping[str, tuple[str, ConditionSettings]]
     """Conditions by name: a line that describes the condition, and its settings."""
     claims: tuple[Claim, ...]
-    play: Callable[[Settings, int, Path], Figures]
+    play: Callable[[ConditionSettings, int, Path], CellFigures]
     metric: str
     """Metric of the curves, and of claims that name no other."""
     columns: tuple[str, ...] = ()
@@ -106,22 +106,22 @@ def mean_of(values: Sequence[float]) -> Mean:
 # running ----------------------------------------------------------------------------------------------
 
 
-def key_of(settings: Settings) -> str:
+def key_of(settings: ConditionSettings) -> str:
     """Return a hash of a condition's settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def load(paper: Paper) -> dict[str, Figures]:
+def load(paper: Paper) -> dict[str, CellFigures]:
     """Return the finished cells by "condition/seed". Cells whose settings have changed since are left out."""
     path = RESULTS / f"{paper.name}.json"
-    cells: dict[str, Figures] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    cells: dict[str, CellFigures] = json.loads(path.read_text())["cells"] if path.exists() else {}
     today = {name: key_of(settings) for name, (_, settings) in paper.conditions.items()}
     return {
         name: cell for name, cell in cells.items() if today.get(name.rpartition("/")[0]) == cell["settings"]
     }
 
 
-def save(paper: Paper, cells: Mapping[str, Figures]) -> None:
+def save(paper: Paper, cells: Mapping[str, CellFigures]) -> None:
     """Write the cells by one rename, so that a kill leaves the file readable."""
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
@@ -170,7 +170,7 @@ def machine() -> str:
 # judging ----------------------------------------------------------------------------------------------
 
 
-def finals(cells: Mapping[str, Figures], condition: str, metric: str) -> dict[int, float]:
+def finals(cells: Mapping[str, CellFigures], condition: str, metric: str) -> dict[int, float]:
     """Return a condition's final figure for each seed."""
     return {
         int(name.rpartition("/")[2]): cell["final"][metric]
@@ -179,7 +179,7 @@ def finals(cells: Mapping[str, Figures], condition: str, metric: str) -> dict[in
     }
 
 
-def judged(paper: Paper, claim: Claim, cells: Mapping[str, Figures]) -> tuple[str, Mean | None]:
+def judged(paper: Paper, claim: Claim, cells: Mapping[str, CellFigures]) -> tuple[str, Mean | None]:
     """Return the verdict on a claim, and the difference over the seeds that both conditions have."""
     metric = claim.metric or paper.metric
     better = finals(cells, claim.better, metric)
@@ -199,7 +199,7 @@ def judged(paper: Paper, claim: Claim, cells: Mapping[str, Figures]) -> tuple[st
 # the page ---------------------------------------------------------------------------------------------
 
 
-def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
+def page(paper: Paper, cells: Mapping[str, CellFigures]) -> str:
     """Return the page as Markdown."""
     columns = (paper.metric, *paper.columns)
     seeds = sorted({int(name.rpartition("/")[2]) for name in cells})
@@ -254,7 +254,7 @@ def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def plot(paper: Paper, cells: Mapping[str, Figures], path: Path) -> bool:
+def plot(paper: Paper, cells: Mapping[str, CellFigures], path: Path) -> bool:
     """Draw the mean curve of every condition, with a band from the lowest to the highest seed.
 
     Return False if matplotlib is not installed.

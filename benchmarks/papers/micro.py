@@ -23,11 +23,11 @@ from ...envs.core.trace import Trace
 from ...envs.registry import make, spec
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
-from ...trainers.config.reader import Tree
+from ...trainers.config.reader import ConfigTree
 from ...trainers.config.schema import merge
 from ...trainers.controller.run import train
 from ...trainers.controller.statistics.table import Signal
-from .grid import Figures, Settings
+from .grid import CellFigures, ConditionSettings
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -73,7 +73,7 @@ def cutter(by: str) -> PreTokenizer:
     return pre_tokenizers.Split(Regex(r"\n+|(?<=\w)\. ?"), "removed")
 
 
-def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Settings, tasks: int = 200) -> Ear:
+def heard(env: str, roles: tuple[str, ...] | None, by: str, how: ConditionSettings, tasks: int = 200) -> Ear:
     """Play at random in `roles` (None: all), with the expert in the others, and return the policy with its words."""
     ear = Ear(by)
     team: dict[str, Player] = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
@@ -195,7 +195,7 @@ def school(
 
 # training and testing small teams ---------------------------------------------------------------------
 
-COMMON: Tree = {
+COMMON: ConfigTree = {
     "minibatches": 1,
     "eval": {"every": 5, "tasks": 64},
     "log": {"console": "off", "traces_every": 0},
@@ -203,10 +203,12 @@ COMMON: Tree = {
     "starved": False,  # a condition that learns nothing is a result here
     "concurrency": 256,
 }
-LEARNING: Tree = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
+LEARNING: ConfigTree = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
 
 
-def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: Any) -> tuple[Path, Figures]:
+def learn(
+    id: str, model: str, seed: int, folder: Path, metric: str, **fields: Any
+) -> tuple[Path, CellFigures]:
     """Train micro policies on an environment. Return their folder, and the curve and costs of the run.
 
     `fields` are those of the config tree. `policies` holds the settings in which policies differ from `LEARNING`.

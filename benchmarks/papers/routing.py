@@ -18,7 +18,7 @@ from ...agents.team import Player
 from ...envs.core.drivers import rollout
 from ...envs.registry import make
 from ...rewards.routing import CallCost, RoutedF1
-from .grid import Claim, Figures, Paper, Settings, command
+from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import Pupil, held_out, learn, micro_model, school, sound
 
 ENV, SEARCH = "mask-router-hotpotqa", "search-router-hotpotqa"
@@ -81,7 +81,7 @@ def always_search(agent: str, messages: object) -> str:
     return "<verify>no</verify>"
 
 
-def condition(kind: str, **more: object) -> Settings:
+def condition(kind: str, **more: object) -> ConditionSettings:
     """Return the settings of a condition."""
     return {
         "kind": kind,
@@ -94,18 +94,18 @@ def condition(kind: str, **more: object) -> Settings:
     }
 
 
-def search(kind: str) -> Settings:
+def search(kind: str) -> ConditionSettings:
     """Return the settings of Dr. MAS's search router. Its verifier writes tags, so the embedded tiny model plays it."""
     return {"kind": f"search-{kind}", "tests": 128, "top_k": 2}
 
 
-def search_learned(algorithm: str) -> Settings:
+def search_learned(algorithm: str) -> ConditionSettings:
     """Return the settings of the search router with a trained verifier."""
     how = {"algorithm": {"name": algorithm, "kl_loss": 0.1}, "reference": True, "learning": {"lr": 1e-4}}
     return {**search("learned"), "steps": 30, "policy": {**how, "sampling": {"max_tokens": 16}}}
 
 
-CONDITIONS: dict[str, tuple[str, Settings]] = {
+CONDITIONS: dict[str, tuple[str, ConditionSettings]] = {
     "fixed": ("M-ASK's own order", condition("fixed")),
     "imitated": ("a router that imitates the fixed order, before training", condition("imitated")),
     "learned": ("trained on F1 − 0.02 per call − 0.005 per move", condition("learned")),
@@ -131,7 +131,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 }
 
 
-def play(settings: Settings, seed: int, folder: Path) -> Figures:
+def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
     """Imitate the fixed order, train, and count the calls on questions about unseen names."""
     if settings["kind"].startswith("search-"):
         return searched(settings, seed, folder)
@@ -156,7 +156,7 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
     return {"final": final, "curve": figures["curve"]}
 
 
-def searched(settings: Settings, seed: int, folder: Path) -> Figures:
+def searched(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
     """Train and test the verifier of the search router."""
     rewards = [f"{__package__}.routing:{name}" for name in ("VerifierF1", "VerifierCost")]
     how = {**WORLD, "reward": rewards, "top_k": settings["top_k"]}
@@ -176,7 +176,7 @@ def searched(settings: Settings, seed: int, folder: Path) -> Figures:
     return {"final": {name: scores[name] for name in SHOWN}, "curve": curve}
 
 
-def tested(settings: Settings, seats: Mapping[str, Player | Path]) -> dict[str, float]:
+def tested(settings: ConditionSettings, seats: Mapping[str, Player | Path]) -> dict[str, float]:
     """Play the test tasks, and return the metrics."""
     scores = held_out(ENV, seats, settings["tests"], **WORLD)
     return {name: scores[name] for name in SHOWN}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...agents.basics.json_types import JsonObject
 from ...rewards.games import GameCredit
-from .grid import Claim, Figures, Paper, Settings, command
+from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import held_out, learn, micro_model
 
 GAME: JsonObject = {"difficulty": {"side": 4, "walls": 0.15}, "max_steps": 8}
@@ -29,12 +29,12 @@ class Sparse(GameCredit):
         super().__init__(step=0.0, invalid=0.0, shaping=0.0, shortest=0.0, own=0.0)
 
 
-def condition(kind: str, algorithm: object = None, **more: object) -> Settings:
+def condition(kind: str, algorithm: object = None, **more: object) -> ConditionSettings:
     """Return the settings of a condition, as plain data."""
     return {"kind": kind, "algorithm": algorithm, "game": GAME, "steps": STEPS, "tests": TEST, **more}
 
 
-CONDITIONS: dict[str, tuple[str, Settings]] = {
+CONDITIONS: dict[str, tuple[str, ConditionSettings]] = {
     "prompted-team": ("the team before any training", condition("untrained")),
     "solo-grpo": ("one agent, GRPO on whole trajectories", condition("solo", FLAT)),
     "solo-at-grpo": ("one agent, AT-GRPO: the effect of the tree without a team", condition("solo", TREE)),
@@ -54,7 +54,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 }
 
 
-def play(settings: Settings, seed: int, folder: Path) -> Figures:
+def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
     """Train a condition, then test it on maps of the test split."""
     env = "planpath-solo" if settings["kind"] == "solo" else "planpath-duo"
     game = settings["game"]
@@ -83,14 +83,14 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
 
 
 def trained(
-    settings: Settings,
+    settings: ConditionSettings,
     env: str,
     model: Path,
     seed: int,
     folder: Path,
     preset: str = "shared",
     alone: str = "",
-) -> tuple[Path, Figures]:
+) -> tuple[Path, CellFigures]:
     """Train one run. With `alone`, only this role learns, and the other policies are frozen."""
     algorithm = settings["algorithm"]
     tree = algorithm["name"] == "at_grpo"
@@ -113,7 +113,7 @@ def trained(
     )  # fmt: skip
 
 
-def tested(settings: Settings, env: str, seats: dict[str, Path]) -> dict[str, float]:
+def tested(settings: ConditionSettings, env: str, seats: dict[str, Path]) -> dict[str, float]:
     """Play the test tasks, and return the metrics."""
     scores = held_out(env, seats, settings["tests"], **settings["game"])
     return {name: scores[name] for name in ("solved", "optimal_ratio")}

@@ -16,7 +16,7 @@ from ...trainers.config.presets import TINY as COMMON
 from ...trainers.config.schema import merge
 from ...trainers.controller.run import train
 from ..demo import recipe
-from .grid import Claim, Figures, Paper, Settings, command
+from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 
 PACKAGE = __package__.partition(".")[0]
 ENVS = {"rag": "rag-nq", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}
@@ -39,13 +39,13 @@ RUN = {
 """Settings that differ from the demo's."""
 
 
-def condition(id: str, preset: str, **over: object) -> Settings:
+def condition(id: str, preset: str, **over: object) -> ConditionSettings:
     """Return the settings of a condition."""
     fields = merge(recipe(id), RUN)
     return {"env": id, "preset": preset, "fields": merge(fields, over)}
 
 
-def play(settings: Settings, seed: int, folder: Path) -> Figures:
+def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
     """Train one run, and return its held-out scores before the first step and after the last."""
     env = settings["env"]
     run = train(env, preset=settings["preset"], directory=folder / "run", seed=seed, **settings["fields"])
@@ -55,7 +55,7 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
     return {"final": {"score": after, "before": before, "gain": after - before}, "curve": curve}
 
 
-CONDITIONS: dict[str, tuple[str, Settings]] = {
+CONDITIONS: dict[str, tuple[str, ConditionSettings]] = {
     f"{name}-{preset}": (f"`{env}`, {what}", condition(env, preset))
     for name, env in ENVS.items()
     for preset, what in (

@@ -10,7 +10,7 @@ from typing import Any
 from ...agents.basics.failures import WorkflowError
 from ...own import defined, foreign
 from .fast import new_use
-from .records import ANSWERED, EMPTY, Node, Program
+from .records import ANSWERED, EMPTY, Node, RunCoroutine
 
 START = new_use("", EMPTY)  # marks a branch that has not started; sending None starts it
 START.state = ANSWERED
@@ -21,7 +21,7 @@ class Line:
 
     __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
 
-    def __init__(self, coroutine: Program, prefix: str, tails: tuple[str, ...]) -> None:
+    def __init__(self, coroutine: RunCoroutine, prefix: str, tails: tuple[str, ...]) -> None:
         self.coroutine = coroutine
         self.prefix = prefix  # of the ids of its nodes
         self.tails = tails  # ids of the nodes that the branch's next node follows
@@ -52,7 +52,7 @@ class OpenJoin:
         self.owners: dict[str, int] = {}  # agent -> the branch in which it acts
 
 
-def begun(method: Any, *args: object) -> Program:
+def begun(method: Any, *args: object) -> RunCoroutine:
     """Return the coroutine of `run` or `grade`. A plain function is refused with advice."""
     made: object = None
     broken: Exception | None = None
@@ -82,7 +82,7 @@ def place_of(branch: Line) -> str:
     return ""
 
 
-def close(coroutine: Program) -> None:
+def close(coroutine: RunCoroutine) -> None:
     """End a coroutine in any state."""
     try:
         coroutine.close()

@@ -22,7 +22,7 @@ EMPTY = FrozenDict()
 Picture: TypeAlias = "npt.NDArray[np.uint8]"
 """Picture of a workflow's state: pixels (height, width, 3)."""
 
-Program: TypeAlias = Coroutine[Any, object, object]
+RunCoroutine: TypeAlias = Coroutine[Any, object, object]
 """Coroutine of `run`, of `grade`, or of a branch of an `ep.all`."""
 
 

@@ -32,7 +32,7 @@ from ...agents.policies import Message
 from ...agents.roles import Format, Reply, Role, entry_of
 from .fast import new_use
 from .prompts import PromptSet, PromptSource, choose
-from .records import EMPTY, MADE, PENDING, Program
+from .records import EMPTY, MADE, PENDING, RunCoroutine
 from .records import Act as Act
 from .records import Node as Node
 from .records import Use as Use
@@ -70,7 +70,7 @@ class Join:
 
     __slots__ = ("branches", "state")
 
-    def __init__(self, branches: tuple[Program, ...]) -> None:
+    def __init__(self, branches: tuple[RunCoroutine, ...]) -> None:
         self.branches = branches
         self.state = MADE
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import files
-from .qa_adapters import Adapter
+from .qa_adapters import RowAdapter
 from .recognise import adapt, entry_for, guess_kind, records_of
 from .row_schemas import DataError, FieldError, check_row
 from .sources import sha256
@@ -36,7 +36,7 @@ def check(path: str | Path, kind: str | None = None) -> FileReport:
         return _check_prepared(path)
     rows, problems = 0, []
     seen: dict[str, str] = {}
-    adapter: Adapter | None = None
+    adapter: RowAdapter | None = None
     try:
         for place, record in records_of(path):
             if adapter is None:

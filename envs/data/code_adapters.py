@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from .fields import Record, decoded, pick, row_id, spoken, text
-from .qa_adapters import Row
+from .qa_adapters import TaskRow
 from .row_schemas import FieldError, TestRow, brief
 
 MOST_SHOWN = 3  # visible tests, if the data set names none
@@ -36,7 +36,7 @@ _TESTS = (
 _NAMES = ("fn_name", "function_name", "func_name")
 
 
-def code(record: Record) -> Row | None:
+def code(record: Record) -> TaskRow | None:
     """Read a programming problem with tests, under the field names that public data sets use."""
     if "test_list" in record:
         return mbpp(record)
@@ -63,13 +63,13 @@ def _visible(record: Record, fn_name: str | None) -> list[TestRow]:
 
 def task(
     record: Record, problem: str, shown: list[TestRow], hidden: list[TestRow], fn_name: str | None
-) -> Row:
+) -> TaskRow:
     """Return the row of a task. If there are no visible tests, the first few hidden ones become visible."""
     shown, hidden = _sensible(shown)[:MOST_SHOWN], _sensible(hidden)
     if not shown:
         cut = min(MOST_SHOWN, len(hidden) // 2)
         shown, hidden = hidden[:cut], hidden[cut:]
-    row: Row = {
+    row: TaskRow = {
         "id": row_id(record, problem),
         "problem": problem,
         "visible_tests": shown,
@@ -201,7 +201,7 @@ def _json_or_text(value: str) -> object:
 # ------------------------------------------------------------------- peculiar sets
 
 
-def codecontests(record: Record) -> Row:
+def codecontests(record: Record) -> TaskRow:
     """Read a record of CodeContests. Public tests are visible, private and generated tests are hidden."""
     hidden = [
         test for name in ("private_tests", "generated_tests") for test in tests_of(record.get(name), None)
@@ -210,7 +210,7 @@ def codecontests(record: Record) -> Row:
     return row | {"id": text(record, "name")}
 
 
-def livecodebench(record: Record) -> Row:
+def livecodebench(record: Record) -> TaskRow:
     """Read a record of LiveCodeBench. Public tests are visible. Private tests are hidden; they are a compressed pickle of JSON."""
     fn_name = find_fn_name(record)
     hidden = tests_of(_unpacked(record.get("private_test_cases")), fn_name)
@@ -238,7 +238,7 @@ def _unpacked(value: object) -> object:
         raise FieldError("private_test_cases", f"cannot be unpacked ({error})") from error
 
 
-def humaneval(record: Record) -> Row | None:
+def humaneval(record: Record) -> TaskRow | None:
     """Read a record of HumanEval, with the assertions of ``check`` as tests. Three of the 164 have no usable assertion."""
     fn_name, prompt = text(record, "entry_point"), text(record, "prompt")
     check = next(
@@ -259,7 +259,7 @@ def humaneval(record: Record) -> Row | None:
 _MBPP_BEYOND_JSON = {75, 114, 143, 278, 414}
 
 
-def mbpp(record: Record) -> Row | None:
+def mbpp(record: Record) -> TaskRow | None:
     """Read a record of MBPP. Its assertions name the function. The first is visible; all others are hidden."""
     lines = [line for name in ("test_list", "challenge_test_list") for line in record.get(name) or []]
     if not lines or not all(isinstance(line, str) for line in lines):

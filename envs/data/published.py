@@ -13,8 +13,8 @@ from ...agents.basics.hints import nearest
 from .code_adapters import code, codecontests, humaneval, livecodebench, mbpp
 from .fields import Record
 from .qa_adapters import (
-    Adapter,
     Corpus,
+    RowAdapter,
     math,
     math_by_solution,
     multihop,
@@ -66,7 +66,7 @@ class Known:
     kind: str
     about: str
     licence: str
-    adapter: Adapter
+    adapter: RowAdapter
     hub: Hub | None = None
     package: Wheel | None = None
     corpus: Corpus | None = None

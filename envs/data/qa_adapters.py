@@ -17,13 +17,13 @@ from ..tools.math.equal import extract_answer
 from .fields import Record, decoded, pick, row_id, spoken, text, texts
 from .row_schemas import FieldError, brief
 
-Row: TypeAlias = JsonObject
+TaskRow: TypeAlias = JsonObject
 """Task in one of our schemas (`row_schemas`)."""
-Adapter = Callable[[Record], Row | None]
+RowAdapter = Callable[[Record], TaskRow | None]
 Corpus = Callable[[Record], Iterator[dict[str, str]]]
 
 
-def qa(record: Record) -> Row:
+def qa(record: Record) -> TaskRow:
     """Read a question with reference answers, under the field names that public data sets use."""
     question = spoken(record, "question", "query", "problem", "Question", "input", "extra_info.question")
     answers = pick(
@@ -33,7 +33,7 @@ def qa(record: Record) -> Row:
     return {"id": row_id(record, question), "question": question, "answers": texts(answers, "answers")}
 
 
-def triviaqa(record: Record) -> Row:
+def triviaqa(record: Record) -> TaskRow:
     """Read a record of TriviaQA: the main answer comes first, then its aliases."""
     question = text(record, "question")
     answer = record.get("answer")
@@ -43,11 +43,11 @@ def triviaqa(record: Record) -> Row:
     return {"id": row_id(record, question), "question": question, "answers": answers}
 
 
-def multihop(record: Record) -> Row | None:
+def multihop(record: Record) -> TaskRow | None:
     """Read a record of HotpotQA, 2WikiMultihopQA or MuSiQue, with the titles of the supporting paragraphs."""
     if record.get("answerable") is False:
         return None
-    row: Row = qa(record)
+    row: TaskRow = qa(record)
     row["answers"] = list(
         dict.fromkeys([*row["answers"], *texts(record.get("answer_aliases") or [], "answer_aliases")])
     )
@@ -58,7 +58,7 @@ def multihop(record: Record) -> Row | None:
 _SQUAD_QUERY = re.compile(r"Title: .*?\nBackground: (.*)\nQuestion: (.*?)(?:\nAnswer:\s*)?", re.S)
 
 
-def squad(record: Record) -> Row:
+def squad(record: Record) -> TaskRow:
     """Read a record of SQuAD, as published or with title, paragraph and question in one field ``query``."""
     question = pick(record, "question") or _squad_query(record)[1]
     answers = pick(record, "answers_text", "answers.text")
@@ -140,7 +140,7 @@ def _python_or_json(value: object) -> object:
     return value
 
 
-def math(record: Record) -> Row:
+def math(record: Record) -> TaskRow:
     """Read a problem with one final answer, which may be part of a solution."""
     problem = spoken(record, "problem", "question", "query", "Problem", "Question", "extra_info.question")
     answer = pick(
@@ -167,7 +167,7 @@ def _answers(value: object) -> list[str]:
     return texts(value, "answer")
 
 
-def math_by_solution(record: Record) -> Row:
+def math_by_solution(record: Record) -> TaskRow:
     """Read a record of MATH. The answer is the boxed part of the solution, because some copies have a damaged ``answer``."""
     row = math(record)
     solution = record.get("solution")
@@ -176,7 +176,7 @@ def math_by_solution(record: Record) -> Row:
     return row
 
 
-def olympiad(record: Record) -> Row | None:
+def olympiad(record: Record) -> TaskRow | None:
     """Read a record of OlympiadBench. The context is part of the problem, and several final answers form one list."""
     if pick(record, "final_answer") is None:
         return None  # a proof

@@ -10,11 +10,11 @@ from ..core.tasks import DataSet, fingerprint
 from . import files
 from .code_adapters import code
 from .published import Known
-from .qa_adapters import Adapter, Row, math, multihop, paragraphs, qa
+from .qa_adapters import RowAdapter, TaskRow, math, multihop, paragraphs, qa
 from .row_schemas import KINDS, DataError, FieldError, check_row
 from .sources import LocalSource, Located
 
-_GENERIC: dict[str, Adapter] = {"qa": qa, "code": code, "math": math}
+_GENERIC: dict[str, RowAdapter] = {"qa": qa, "code": code, "math": math}
 
 
 _TESTS = {
@@ -57,7 +57,7 @@ def guess_kind(record: Mapping[str, object], place: str) -> str:
     )
 
 
-def adapt(adapter: Adapter, kind: str, record: Mapping[str, object], place: str) -> Row | None:
+def adapt(adapter: RowAdapter, kind: str, record: Mapping[str, object], place: str) -> TaskRow | None:
     """Return a record as a checked row, or None if it is no task. An error names the place and the field."""
     try:
         row = adapter(record)
@@ -78,9 +78,9 @@ def unique(task_id: str, seen: set[str]) -> str:
     return candidate
 
 
-def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[Row]:
+def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[TaskRow]:
     """Yield the checked rows of a file, without preparation: ``make(…, tasks=list(read_tasks(p)))``."""
-    adapter: Adapter | None = None
+    adapter: RowAdapter | None = None
     seen: set[str] = set()
     for place, record in records_of(Path(path)):
         if adapter is None:

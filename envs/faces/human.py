@@ -29,7 +29,7 @@ SHOWN = 12  # of more choices, only some are listed
 _CLOSING = re.compile(r"</(\w+)>")
 
 
-Key = Callable[[Callable[[], None]], str]
+KeyReader = Callable[[Callable[[], None]], str]
 """Function that reads one key. Its argument prints the choices; it is called when the terminal is ready."""
 
 
@@ -44,7 +44,7 @@ class EpisodeView:
         self,
         console: Console | None = None,
         read: Callable[[str], str] = input,
-        key: Key | None = None,
+        key: KeyReader | None = None,
     ) -> None:
         """Build a view. `read` reads a line, `key` a single key. Without `key` (no real terminal), choices are typed."""
         self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
@@ -226,7 +226,7 @@ def keys_of(choices: Sequence[str]) -> dict[str, str]:
     return {str(number): choice for number, choice in enumerate(choices, 1)}
 
 
-def single_key() -> Key | None:
+def single_key() -> KeyReader | None:
     """Return a function that reads a key without Enter, or None without a real terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None

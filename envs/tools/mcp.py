@@ -28,7 +28,7 @@ from ...agents.basics.hints import nearest
 from ...agents.basics.json_types import JsonObject
 from ...agents.text.reply_readers import is_shallow
 from . import mcp_pipe
-from .tool import About, Infrastructure, Kind, Tool, background
+from .tool import About, Infrastructure, Tool, ToolKind, background
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -53,7 +53,7 @@ class McpServer:
     """Seconds that one call may take, without the wait for ``per_second``."""
     per_second: float | None = None
     """Largest number of calls per second. Further calls wait."""
-    _connection: _Connection | None = field(default=None, init=False, repr=False, compare=False)
+    _connection: _ServerConnection | None = field(default=None, init=False, repr=False, compare=False)
     _next_turn: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,10 +113,10 @@ class McpServer:
         """Name of the server in messages: its address or its command."""
         return f"the MCP server {self.url or ' '.join(self.command or ())}"
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _ServerConnection:
         """Return the open connection. A dead connection, or one of the parent process, is replaced."""
         if self._connection is None or not self._connection.usable:
-            self._connection = _Connection(self)
+            self._connection = _ServerConnection(self)
         connection = self._connection
         try:
             await asyncio.wait_for(asyncio.shield(connection.ready), START_SECONDS)
@@ -133,7 +133,7 @@ class McpServer:
             await asyncio.sleep(mine - now)
 
 
-class _Connection:
+class _ServerConnection:
     """Open session, in a task of its own, because the protocol's library closes a session only in the task that opened it."""
 
     def __init__(self, server: McpServer) -> None:
@@ -295,7 +295,7 @@ class _Tools:
         return descriptions
 
 
-def mcp_tools(*, kind: Kind = "pure", **servers: McpServer) -> Tool:
+def mcp_tools(*, kind: ToolKind = "pure", **servers: McpServer) -> Tool:
     """Return one tool for ``make(tools={"mcp": …})``, which offers the tools of these servers as "mcp:<server>/<tool>".
 
     A replay takes results from the journal. Use ``kind="unforkable"`` for servers that keep state in a session, because a

@@ -23,9 +23,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ...agents.basics.failures import Infrastructure as Infrastructure
 from ...agents.basics.json_types import JsonView
+from ...agents.basics.renamed import renamed
 from ...agents.basics.threads import Background
 
-Kind = Literal["pure", "session", "unforkable"]
+ToolKind = Literal["pure", "session", "unforkable"]
+__getattr__ = renamed(__name__, {"Kind": "ToolKind"})
 
 About: TypeAlias = JsonView
 """Description of a tool for a model: name, description, and JSON schema of the arguments."""
@@ -57,7 +59,7 @@ class Tool:
 
     fn: Callable[..., Any]
     name: str = ""
-    kind: Kind = "pure"
+    kind: ToolKind = "pure"
     blocking: bool = True  # an asynchronous driver calls it in a thread
     task: bool = False
     deadline: float | None = None  # seconds a call may take
@@ -77,7 +79,7 @@ def tool(
     fn: Callable[..., Any] | None = None,
     *,
     name: str = "",
-    kind: Kind = "pure",
+    kind: ToolKind = "pure",
     blocking: bool = True,
     task: bool = False,
     deadline: float | None = None,

@@ -10,7 +10,7 @@ from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.torch import kv_cache as cache
 from unitymas.agents.engines.torch import memory
 from unitymas.agents.engines.torch.memory import available
-from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.model.weights import from_config
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def run(engine, requests):
 
 @pytest.mark.parametrize(("config", "gib"), [(QWEN, 96), (SMOLLM2, 45)], ids=["qwen2.5-0.5b", "smollm2-135m"])
 def test_the_default_engine_of_a_real_model_takes_what_its_requests_need(config, gib):
-    engine = Engine(from_config(config), slots=128)
+    engine = TorchEngine(from_config(config), slots=128)
     all_at_once = 128 * engine.context * engine.cache.token
     assert all_at_once > 0.45 * gib * 2**30 and held(engine) == 0
     requests = [engine.submit(prompt(40 + i, i), SamplingParams(max_tokens=20, seed=i)) for i in range(8)]
@@ -67,7 +67,7 @@ def test_growing_changes_no_token():
     model = from_config(NARROW)
 
     def replies(laid_out):
-        engine = Engine(model, slots=8)
+        engine = TorchEngine(model, slots=8)
         if laid_out:
             engine.cache.lay_out(8, 1024)
         found, widths = [], set()
@@ -88,7 +88,7 @@ def test_growing_changes_no_token():
 
 
 def test_where_memory_is_short_requests_wait_and_all_are_answered(monkeypatch):
-    engine = Engine(from_config(NARROW), slots=16)
+    engine = TorchEngine(from_config(NARROW), slots=16)
     room = 640 * engine.cache.token  # tokens, of all slots
     monkeypatch.setattr(cache, "available", lambda _: 2 * room - engine.cache.both.nbytes)
     requests = [engine.submit(prompt(20 + i, i), SamplingParams(max_tokens=100, seed=i)) for i in range(12)]
@@ -105,7 +105,7 @@ def test_where_memory_is_short_requests_wait_and_all_are_answered(monkeypatch):
 
 
 def test_what_can_never_fit_is_an_error_with_the_figures_and_the_keys(monkeypatch):
-    engine = Engine(from_config(NARROW), slots=16)
+    engine = TorchEngine(from_config(NARROW), slots=16)
     monkeypatch.setattr(cache, "available", lambda _: 2 * 300 * engine.cache.token - engine.cache.both.nbytes)
 
     async def ask():
@@ -129,14 +129,14 @@ def test_what_can_never_fit_is_an_error_with_the_figures_and_the_keys(monkeypatc
         "--dtype bfloat16",
     ):
         assert part in str(second), part
-    halved = Engine(from_config(NARROW), slots=16, dtype=torch.bfloat16)._too_large("it", 500)
+    halved = TorchEngine(from_config(NARROW), slots=16, dtype=torch.bfloat16)._too_large("it", 500)
     assert "bfloat16" not in str(halved) and "--max-tokens)" in str(halved)
     with pytest.raises(MemoryError, match=r"16 slots of 1024 tokens need .* GiB.*groups\.\*\.slots"):
-        Engine(from_config(NARROW), slots=16, deterministic=True)
+        TorchEngine(from_config(NARROW), slots=16, deterministic=True)
 
 
 def test_a_pool_of_prefixes_that_cannot_grow_makes_room_for_the_newest(monkeypatch):
-    engine = Engine(from_config(NARROW), slots=2)
+    engine = TorchEngine(from_config(NARROW), slots=2)
     monkeypatch.setattr(
         cache, "available", lambda _: 4 * 64 * engine.cache.token - engine.prefixes.pool.nbytes
     )

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.stopping import closing_ids
-from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.llm import LLMPolicy, RunPolicy, load_policy
 from unitymas.agents.model.weights import from_config, save_model
 from unitymas.agents.policies import Call
@@ -186,7 +186,9 @@ def model_for(tokenizer):
 
 def test_a_policy_plays_a_conversation_and_its_samples_share_prefixes(tokenizer):
     policy = LLMPolicy(
-        Engine(model_for(tokenizer), tokenizer, slots=4), tokenizer, sampling=SamplingParams(max_tokens=9)
+        TorchEngine(model_for(tokenizer), tokenizer, slots=4),
+        tokenizer,
+        sampling=SamplingParams(max_tokens=9),
     )
 
     async def talk():
@@ -205,7 +207,7 @@ def test_a_policy_plays_a_conversation_and_its_samples_share_prefixes(tokenizer)
 
 
 def test_a_prompt_that_does_not_fit_is_an_empty_reply_with_its_reason(tokenizer):
-    policy = LLMPolicy(Engine(model_for(tokenizer), tokenizer, slots=4, context=32), tokenizer)
+    policy = LLMPolicy(TorchEngine(model_for(tokenizer), tokenizer, slots=4, context=32), tokenizer)
     answer = asyncio.run(policy.act(call(user("x" * 40))))
     assert (answer.text, answer.meta["finish_reason"]) == ("", "overflow")
 
@@ -218,7 +220,9 @@ def test_half_a_surrogate_pair_in_a_reply_fails_no_later_prompt(tokenizer):
         "a\U0001f600"
     ) != voice.encode("a\ufffd")
     policy = LLMPolicy(
-        Engine(model_for(tokenizer), tokenizer, slots=4), tokenizer, sampling=SamplingParams(max_tokens=9)
+        TorchEngine(model_for(tokenizer), tokenizer, slots=4),
+        tokenizer,
+        sampling=SamplingParams(max_tokens=9),
     )
     assert asyncio.run(policy.act(call(user(f"say {half}")))).meta["tokens_out"] == 9
 

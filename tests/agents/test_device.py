@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from unitymas.agents.basics.machine import give_back
 from unitymas.agents.engines.sampling import Draw, SamplingParams
 from unitymas.agents.engines.torch import torch_engine as engines
-from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.model.weights import from_config
 from unitymas.trainers.group.learning.packing import lay
 from unitymas.trainers.group.learning.parameters import Parameters
@@ -96,7 +96,7 @@ def test_an_engine_speaks_there(deterministic, monkeypatch):
 
     monkeypatch.setattr(engines, "draw", draw)
     with OneDevice() as mode:
-        engine = Engine(away(["a"]), slots=3, context=64, stop_ids=[6], deterministic=deterministic)
+        engine = TorchEngine(away(["a"]), slots=3, context=64, stop_ids=[6], deterministic=deterministic)
         asked = [
             engine.submit(
                 [5, 6, 7] * 6 + [i], SamplingParams(max_tokens=4 + i), adapter="a" if i % 2 else None

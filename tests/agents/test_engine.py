@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from unitymas.agents.engines.sampling import SamplingParams, Trie, uniform
 from unitymas.agents.engines.torch.prefill import cut, groups
-from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
 from unitymas.agents.model.weights import from_config
@@ -74,7 +74,7 @@ def check_against_full_forward(model, results, params):
     ids=str,
 )
 def test_log_probs_are_those_of_a_full_forward(model, params, deterministic, shared):
-    engine = Engine(model, slots=6, stop_ids=[END], deterministic=deterministic)
+    engine = TorchEngine(model, slots=6, stop_ids=[END], deterministic=deterministic)
     results = engine.generate(prompts(14, shared=shared), params)
     assert all(r.finish_reason in ("stop", "length") for r in results)
     check_against_full_forward(model, results, params)
@@ -90,12 +90,12 @@ def test_log_probs_are_those_of_a_full_forward(model, params, deterministic, sha
 
 def test_samples_of_one_prompt_are_read_once(model):
     prompt = prompts(1, seed=5)[0] * 3
-    engine = Engine(model, slots=8, context=160, stop_ids=[])
+    engine = TorchEngine(model, slots=8, context=160, stop_ids=[])
     results = engine.generate([prompt] * 8, SamplingParams(max_tokens=3))
     assert engine.counts["tokens_read"] < len(prompt) + 8 * 16
     assert len({tuple(r.ids) for r in results}) > 1
     check_against_full_forward(model, results, SamplingParams())
-    again = Engine(model, slots=8, context=160, stop_ids=[], share_prefixes=False)
+    again = TorchEngine(model, slots=8, context=160, stop_ids=[], share_prefixes=False)
     assert [r.ids for r in again.generate([prompt] * 8, SamplingParams(max_tokens=3))] == [
         r.ids for r in results
     ]
@@ -118,16 +118,16 @@ def family(seed):
 @given(seed=st.integers(0, 2**20), deterministic=st.booleans())
 def test_prompts_that_branch_off_each_other(model, seed, deterministic):
     params, asked = SamplingParams(max_tokens=3), family(seed)
-    engine = Engine(model, slots=6, context=80, stop_ids=[], deterministic=deterministic)
+    engine = TorchEngine(model, slots=6, context=80, stop_ids=[], deterministic=deterministic)
     results = engine.generate(asked, params)
     check_against_full_forward(model, results, params)
     assert engine.counts["tokens_read"] + engine.counts["tokens_copied"] == sum(map(len, asked))
-    apart = Engine(model, slots=6, context=80, stop_ids=[], share_prefixes=False)
+    apart = TorchEngine(model, slots=6, context=80, stop_ids=[], share_prefixes=False)
     assert [r.ids for r in results] == [r.ids for r in apart.generate(asked, params)]
 
 
 def test_old_prefixes_give_way_and_are_forgotten_with_new_weights(model):
-    engine = Engine(model, slots=2, context=64, stop_ids=[])  # a pool of 128 tokens
+    engine = TorchEngine(model, slots=2, context=64, stop_ids=[])  # a pool of 128 tokens
     asked = [p[:60] for p in prompts(16, seed=2, shared=33)]
     check_against_full_forward(model, engine.generate(asked, SamplingParams(max_tokens=4)), SamplingParams())
     assert len(engine.prefixes.known) * engine.prefixes.size <= 128
@@ -151,7 +151,7 @@ def moved(model, seed):
 def test_replies_go_on_under_new_weights(model, deterministic):
     """Each token's log-prob is that of the version beside it, as if that version had computed all before it."""
     models = [model, moved(model, 1), moved(model, 2)]
-    engine = Engine(model, slots=4, context=96, stop_ids=[END], deterministic=deterministic)
+    engine = TorchEngine(model, slots=4, context=96, stop_ids=[END], deterministic=deterministic)
     params = [SamplingParams(max_tokens=30, seed=i) for i in range(7)]  # three wait at first
     requests = [engine.submit(p, one) for p, one in zip(prompts(7, seed=4, shared=9), params, strict=True)]
     for version in (1, 2):
@@ -183,7 +183,7 @@ def continued(models, reply, params):
     """The same reply, part after part, each by an engine that knows one version alone."""
     begun, ends = None, [*(token for token, _ in reply.switches), params.max_tokens]
     for version, end in zip([reply.version, *(v for _, v in reply.switches)], ends, strict=True):
-        engine = Engine(models[version], slots=4, context=96, stop_ids=[END], deterministic=True)
+        engine = TorchEngine(models[version], slots=4, context=96, stop_ids=[END], deterministic=True)
         engine.version = version
         request = engine.submit(reply.prompt_ids, replace(params, max_tokens=end), begun=begun)
         while engine.busy:
@@ -198,7 +198,7 @@ def test_alone_or_in_a_crowd_is_the_same_bit_for_bit(model, dtype):
     mine, crowd = prompts(1, seed=9)[0], prompts(14, seed=1) + prompts(6, seed=2, shared=20)
     seen = []
     for place in (None, 0, 19):
-        engine = Engine(model, slots=8, context=96, dtype=dtype, stop_ids=[END], deterministic=True)
+        engine = TorchEngine(model, slots=8, context=96, dtype=dtype, stop_ids=[END], deterministic=True)
         others = [] if place is None else list(crowd)
         requests = [engine.submit(p, SamplingParams(max_tokens=1 + len(p) % 9, seed=len(p))) for p in others]
         ask = engine.submit(mine, params)
@@ -213,14 +213,16 @@ def test_alone_or_in_a_crowd_is_the_same_bit_for_bit(model, dtype):
 def test_an_engine_made_deterministic_later_gives_the_same_bits(model):
     """Blocks and pieces included: prompts that share what is no multiple of a whole piece."""
     asked, params = prompts(12, seed=4, shared=22), SamplingParams(max_tokens=6)
-    made, changed = (Engine(model, slots=4, context=96, stop_ids=[], deterministic=d) for d in (True, False))
+    made, changed = (
+        TorchEngine(model, slots=4, context=96, stop_ids=[], deterministic=d) for d in (True, False)
+    )
     changed.submit(asked[0], params)
     with pytest.raises(RuntimeError, match="while requests run or wait"):
         changed.fix_shapes()
     while changed.busy:
         changed.step()
     changed.fix_shapes()
-    assert changed.prefixes.size == Engine.fixed_block
+    assert changed.prefixes.size == TorchEngine.fixed_block
     both = [
         [(r.ids, r.logprobs, r.cached) for r in engine.generate(asked, params)] for engine in (made, changed)
     ]
@@ -252,14 +254,14 @@ def test_every_unknown_token_of_a_prompt_is_read_once_and_in_order(asked, block,
 
 def test_the_same_bits_whether_a_prefix_was_copied_or_read(model):
     prompt = prompts(1, seed=9, shared=40)[0]
-    engine = Engine(model, slots=4, context=128, deterministic=True, stop_ids=[])
+    engine = TorchEngine(model, slots=4, context=128, deterministic=True, stop_ids=[])
     first, second = (engine.generate([prompt], SamplingParams(max_tokens=5))[0] for _ in range(2))
     assert first.cached == 0 and second.cached >= 32
     assert (first.ids, first.logprobs) == (second.ids, second.logprobs)
 
 
 def test_requests_join_and_leave_by_themselves(model):
-    engine = Engine(model, slots=3, stop_ids=[])
+    engine = TorchEngine(model, slots=3, stop_ids=[])
     lengths = [1, 9, 2, 7, 3, 3, 8, 1]
     requests = [
         engine.submit(p, SamplingParams(max_tokens=n)) for p, n in zip(prompts(8), lengths, strict=True)
@@ -274,7 +276,7 @@ def test_requests_join_and_leave_by_themselves(model):
 
 
 def test_a_prompt_too_long_is_a_finish_reason(model):
-    engine = Engine(model, slots=2, context=32, stop_ids=[])
+    engine = TorchEngine(model, slots=2, context=32, stop_ids=[])
     long, edge, short = engine.generate([[1] * 32, [1] * 31, [1] * 20], SamplingParams(max_tokens=50))
     assert (long.finish_reason, long.ids) == ("overflow", [])
     assert (edge.finish_reason, len(edge.ids)) == ("length", 1)
@@ -282,7 +284,7 @@ def test_a_prompt_too_long_is_a_finish_reason(model):
 
 
 def test_the_closing_token_is_kept_among_ids_and_left_out_of_the_text(model, tokenizer):
-    engine = Engine(model, tokenizer, slots=8, stop_ids=[END])
+    engine = TorchEngine(model, tokenizer, slots=8, stop_ids=[END])
     results = engine.generate(prompts(16), SamplingParams(max_tokens=60))
     stopped = [r for r in results if r.finish_reason == "stop"]
     assert stopped and all(r.ids[-1] == END and END not in r.ids[:-1] for r in stopped)
@@ -290,7 +292,7 @@ def test_the_closing_token_is_kept_among_ids_and_left_out_of_the_text(model, tok
 
 
 def test_stop_strings_end_the_text_wherever_tokens_end(model, tokenizer):
-    engine = Engine(model, tokenizer, slots=8, stop_ids=[])
+    engine = TorchEngine(model, tokenizer, slots=8, stop_ids=[])
     for stop in (("a",), ("b", "é"), ("/a",)):
         results = engine.generate(prompts(16), SamplingParams(max_tokens=60, stop=stop))
         for r in results:
@@ -306,7 +308,7 @@ def test_stop_strings_end_the_text_wherever_tokens_end(model, tokenizer):
 def test_choices_are_sampled_by_their_probability_and_nothing_else(model, tokenizer):
     choices = ("1", "12", "abc", "abd", "</a>")
     prompt = prompts(1)[0]
-    engine = Engine(model, tokenizer, slots=32, stop_ids=[END])
+    engine = TorchEngine(model, tokenizer, slots=32, stop_ids=[END])
     results = engine.generate([prompt] * 100, SamplingParams(choices=choices))
     assert {r.text for r in results} <= set(choices) and all(r.finish_reason == "stop" for r in results)
     check_against_full_forward(model, results, SamplingParams())
@@ -327,7 +329,7 @@ def test_choices_that_read_the_same_are_refused(tokenizer):
 
 
 def test_cancelling_ends_a_request_and_frees_its_slot(model):
-    engine = Engine(model, slots=1, stop_ids=[])
+    engine = TorchEngine(model, slots=1, stop_ids=[])
     first, second, third = (engine.submit(p, SamplingParams(max_tokens=9)) for p in prompts(3))
     for _ in range(3):
         engine.step()
@@ -342,7 +344,7 @@ def test_cancelling_ends_a_request_and_frees_its_slot(model):
 
 
 def test_many_ask_at_once_from_asyncio_and_a_cancelled_task_frees_its_slot(model):
-    engine = Engine(model, slots=4, stop_ids=[])
+    engine = TorchEngine(model, slots=4, stop_ids=[])
     expected = engine.generate(prompts(12), SamplingParams(max_tokens=6))
 
     async def ask():
@@ -361,7 +363,7 @@ def test_many_ask_at_once_from_asyncio_and_a_cancelled_task_frees_its_slot(model
 @pytest.mark.parametrize("turns", range(5))
 def test_a_team_asks_its_next_question_before_the_engine_goes_on(model, turns):
     """Between an answer and the next question lie turns of the loop (tasks, gathers); no step fits between them."""
-    engine = Engine(model, slots=4, stop_ids=[])
+    engine = TorchEngine(model, slots=4, stop_ids=[])
 
     async def team(acts, tokens):
         for seed in range(acts):
@@ -379,7 +381,7 @@ def test_a_team_asks_its_next_question_before_the_engine_goes_on(model, turns):
 
 
 def test_broken_weights_are_told_to_everyone_who_waits(model):
-    engine = Engine(model, slots=2, stop_ids=[])
+    engine = TorchEngine(model, slots=2, stop_ids=[])
     engine.model.norm.weight.fill_(float("nan"))
 
     async def ask():
@@ -395,7 +397,7 @@ def test_broken_weights_are_told_to_everyone_who_waits(model):
 )
 def test_what_makes_no_sense_is_refused(model, prompt, changes, message):
     with pytest.raises(ValueError, match=message):
-        Engine(model, stop_ids=[]).submit(prompt, SamplingParams(**changes))
+        TorchEngine(model, stop_ids=[]).submit(prompt, SamplingParams(**changes))
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_adapters_of_different_requests_run_side_by_side():
     model = from_config(LlamaConfig(**SIZES, initializer_range=0.3))
     for p in model.add_adapter("b", rank=2):
         torch.nn.init.normal_(p, std=0.3)
-    engine = Engine(model, slots=4, stop_ids=[])
+    engine = TorchEngine(model, slots=4, stop_ids=[])
     asked = [(p, "b" if i % 2 else None) for i, p in enumerate(prompts(8, shared=20))]
     requests = [engine.submit(p, SamplingParams(max_tokens=5), adapter=a) for p, a in asked]
     while engine.busy:
@@ -434,7 +436,7 @@ def test_new_weights_of_an_adapter_interrupt_its_own_requests_alone():
     for name in ("a", "b"):
         for p in model.add_adapter(name, rank=2):
             torch.nn.init.normal_(p, std=0.3)
-    engine, later = Engine(model, slots=4, stop_ids=[]), copy.deepcopy(model)
+    engine, later = TorchEngine(model, slots=4, stop_ids=[]), copy.deepcopy(model)
     with torch.no_grad():
         for p in later.parameters():
             p.add_(0.1 * torch.randn(p.shape))
@@ -466,7 +468,7 @@ def test_an_adapter_is_published_alone():
     for name in ("a", "b"):
         for p in model.add_adapter(name, rank=2):
             torch.nn.init.normal_(p, std=0.3)
-    engine = Engine(model, slots=4, stop_ids=[])
+    engine = TorchEngine(model, slots=4, stop_ids=[])
     before, embed = copy.deepcopy(model), engine.model.embed
     with torch.no_grad():  # all have learned, but only one shall speak so
         for p in model.parameters():

@@ -10,7 +10,7 @@ from transformers import Qwen3Config
 
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.torch.graphs import DecodeGraphs, fixed_size
-from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.model import attention
 from unitymas.agents.model.attention import LastQueries, pack
 from unitymas.agents.model.weights import from_config
@@ -38,7 +38,7 @@ def test_recorded_steps_say_what_plain_steps_say(model, monkeypatch):
     other = from_config(Qwen3Config(**SIZES), seed=1)
 
     def said():
-        engine = Engine(model, slots=5, stop_ids=())
+        engine = TorchEngine(model, slots=5, stop_ids=())
         first = engine.generate(prompts, SamplingParams(max_tokens=9))
         engine.publish(other, 1)
         return engine, [*first, *engine.generate(prompts, SamplingParams(max_tokens=4))]
@@ -93,7 +93,7 @@ def test_a_long_context_has_no_mask_of_its_square(tokens, as_on_a_gpu, monkeypat
 def test_an_engine_reads_prompts_without_mask_tensors(model, as_on_a_gpu):
     rng = random.Random(1)
     prompts = [[rng.randrange(97) for _ in range(rng.choice((5, 120, 400)))] for _ in range(6)]
-    results = Engine(model, slots=4, stop_ids=()).generate(prompts, SamplingParams(max_tokens=6))
+    results = TorchEngine(model, slots=4, stop_ids=()).generate(prompts, SamplingParams(max_tokens=6))
     for r in results:
         hidden = model.forward_packed(pack([r.prompt_ids + r.ids], share=None))[len(r.prompt_ids) - 1 : -1]
         logp = model.logits(hidden).log_softmax(-1).gather(1, torch.tensor(r.ids)[:, None]).squeeze(1)

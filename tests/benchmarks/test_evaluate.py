@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from unitymas.agents import TINY
-from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.weights import load_model, load_tokenizer
 from unitymas.agents.policies import Answer, Call
@@ -161,7 +161,7 @@ def test_deterministic_runs_of_a_model_agree_to_the_last_bit(tmp_path: Path) -> 
     model, tokenizer = load_model(TINY), load_tokenizer(TINY)
     found = []
     for name, concurrency in (("a", 2), ("b", 64)):
-        player = LLMPolicy(Engine(model, tokenizer, slots=8, context=256), tokenizer, source=TINY)
+        player = LLMPolicy(TorchEngine(model, tokenizer, slots=8, context=256), tokenizer, source=TINY)
         how: dict[str, Any] = {
             "data": "mini",
             "top_k": 1,

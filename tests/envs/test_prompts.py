@@ -346,12 +346,12 @@ def test_a_prompt_that_does_not_fit_is_cut_and_recorded_and_never_silently_empty
     from unitymas.agents import TINY
     from unitymas.agents.basics.hints import say_once
     from unitymas.agents.engines.sampling import SamplingParams
-    from unitymas.agents.engines.torch.torch_engine import Engine
+    from unitymas.agents.engines.torch.torch_engine import TorchEngine
     from unitymas.agents.llm import LLMPolicy
     from unitymas.agents.model.weights import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(TINY)
-    engine = Engine(load_model(TINY), tokenizer, slots=4, context=192)
+    engine = TorchEngine(load_model(TINY), tokenizer, slots=4, context=192)
     policy = LLMPolicy(engine, tokenizer, name="small", sampling=SamplingParams(temperature=0, max_tokens=24))
     passages = [{"id": str(i), "title": f"Town {i}", "text": "A town on a river. " * 4} for i in range(20)]
     how: dict[str, Any] = {

@@ -12,7 +12,7 @@ from unitymas.benchmarks.judge.honest import bare, differences
 from unitymas.benchmarks.judge.idioms import ENDING, PRINTING, READING, WHOLE, idioms
 from unitymas.envs.tools.sandbox import launch
 from unitymas.envs.tools.sandbox import runner as sandbox
-from unitymas.envs.tools.sandbox.launch import Level
+from unitymas.envs.tools.sandbox.launch import SandboxLevel
 from unitymas.envs.tools.sandbox.runner import Limits, Program, SandboxError, resolve
 
 try:
@@ -66,7 +66,7 @@ def test_a_draw_of_the_corpus() -> None:
 
 @pytest.mark.parametrize("level", ["bubblewrap", "namespaces"])
 def test_packages_and_interpreters_under_tmp(
-    level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    level: SandboxLevel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each program's own /tmp covers the host's: what was let through from there is seen all the same."""
     try:

@@ -11,7 +11,8 @@ import unitymas.envs.core.trace
 from unitymas import Choice, Credit, Outcome, Role, Workflow
 from unitymas.cli.training import train_main
 from unitymas.envs.registry import unregister
-from unitymas.rewards.wrappers import RewardWrapper, TrajectoryReward
+from unitymas.rewards.rules import TrajectoryReward
+from unitymas.rewards.wrappers import RewardWrapper
 from unitymas.trainers.config.schema import ConfigError
 
 ROWS = [{"id": f"t{i}", "question": f"w{10 + i}", "answers": ["w2"]} for i in range(6)]
@@ -103,7 +104,9 @@ def test_rules_are_objects_of_ones_own(tiny_llama, tmp_path, capsys):
 
 def test_own_tasks_and_tools_are_taken_over(tiny_llama, tmp_path):
     env = unitymas.make("solo-from-python", tasks=ROWS[:3], budget={"requests": 5}, reward=None)
-    run = unitymas.train(TrajectoryReward(env, right), directory=tmp_path / "run", **settings(tiny_llama))
+    run = unitymas.train(
+        RewardWrapper(env, TrajectoryReward(right)), directory=tmp_path / "run", **settings(tiny_llama)
+    )
     assert list(run.arena.task_ids) == ["t0", "t1", "t2"] == list(run.validation.task_ids)
     assert run.arena.budget.requests == 5 and len(run.arena.rules) == 1
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from ...agents.basics.hints import nearest
+from ...agents.basics.renamed import renamed
 from ..config.choices import (
     AboveOne,
     Aggregation,
@@ -31,7 +32,15 @@ from ..config.choices import (
     check_ranges,
 )
 from ..controller.statistics import gae
-from ..controller.statistics.comparison import GROUPS, Groups, Score, partition, report, scores, zero_shares
+from ..controller.statistics.comparison import (
+    GROUPS,
+    Groups,
+    ScoreKind,
+    partition,
+    report,
+    scores,
+    zero_shares,
+)
 from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table, make_signals
 
 if TYPE_CHECKING:
@@ -114,8 +123,9 @@ class Plan:
     """Largest number of rounds in which new tasks replace those that `Algorithm.useful` leaves out."""
 
 
-State: TypeAlias = MutableMapping[str, Any]
+AlgorithmState: TypeAlias = MutableMapping[str, Any]
 """State of an algorithm, kept from step to step and in checkpoints."""
+__getattr__ = renamed(__name__, {"State": "AlgorithmState"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +170,7 @@ class Algorithm(ABC):
         return {(row.env_id, row.task) for row in table.rows}
 
     @abstractmethod
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         """Return one signal for each row of `mine`. `table` holds the rows of every policy; checkpoints keep
         `state`.
         """
@@ -321,7 +331,7 @@ class GroupRelative(PolicyGradient):
     """
     each: Literal["", "trajectory", "call"] = ""
     """Unit that counts once in a group's statistics: a trajectory, however many acts it has, or every call."""
-    score: Score = "return"
+    score: ScoreKind = "return"
     """Score that is compared: act, return, chain, mean, agent, episode (see comparison.scores)."""
     gamma: Share = 1.0
     """Discount per act of `score="return"`. Usual 0.95–1."""
@@ -359,7 +369,7 @@ class GroupRelative(PolicyGradient):
         """Turn scores into advantages, over the whole table."""
         return within.relative(x, std=self.std, eps=self.eps)
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         within, x = self.groups(table), self.scores(table)
         return self.compared(table, mine, self.compare(within, x), within.still(x))
 

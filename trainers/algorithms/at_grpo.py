@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ..config.choices import Aggregation, Whole
-from ..controller.statistics.comparison import Groups, Score, partition
+from ..controller.statistics.comparison import Groups, ScoreKind, partition
 from ..controller.statistics.table import Decision, Ints, Signal, Table
-from .algorithm import GroupRelative, Metrics, Needs, Plan, State, Tree
+from .algorithm import AlgorithmState, GroupRelative, Metrics, Needs, Plan, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class ATGRPO(GroupRelative):
     """Choice of the candidate with which the episode continues."""
     group: str = "agent-turn"
     """Groups of acts drawn without a tree. With a tree the siblings are the groups."""
-    score: Score = "act"
+    score: ScoreKind = "act"
     """Score of an act: its own reward. Siblings share everything else."""
     aggregation: Aggregation = "token-mean"
 
@@ -74,7 +74,7 @@ class ATGRPO(GroupRelative):
     def groups(self, table: Table) -> Groups:
         return partition(table, "siblings" if self.tree else self.group, self.each)
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         signals = super().advantages(table, mine, state)
         if not self.needs.values:
             return signals

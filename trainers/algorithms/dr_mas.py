@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config.choices import Aggregation
-from ..controller.statistics.comparison import Groups, Score, partition
+from ..controller.statistics.comparison import Groups, ScoreKind, partition
 from ..controller.statistics.table import Table
 from .algorithm import GroupRelative
 
@@ -37,7 +37,7 @@ class DrMAS(GroupRelative):
     """Calls that share a mean and a deviation."""
     each: Literal["", "trajectory", "call"] = "call"
     """Unit that counts once in the mean and the deviation."""
-    score: Score = "act"
+    score: ScoreKind = "act"
     """Score of a call: its own reward. In the paper this is the team's reward on every call, less a call's
     own format penalty: let the environment's rules pay so, or `spread` it. "mean": the agent's average in the
     trajectory.

@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..config.choices import Amount, Share
-from ..controller.statistics.comparison import Score, partition, returns
+from ..controller.statistics.comparison import ScoreKind, partition, returns
 from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table
-from .algorithm import GroupRelative, Needs, State
+from .algorithm import AlgorithmState, GroupRelative, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class GiGPO(GroupRelative):
     """Weight of the comparison between acts. 0 is GRPO on the agent's total. Usual 1."""
     gamma: Share = 0.95
     """Discount per act of the returns by which acts are compared. Usual 0.95–1."""
-    score: Score = "agent"
+    score: ScoreKind = "agent"
     """Score by which trajectories are compared."""
 
     @property
@@ -50,7 +50,7 @@ class GiGPO(GroupRelative):
             outer.still(score) & inner.still(later),
         )
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         episode, step, still = self.parts(table)
         return self.compared(table, mine, episode + self.step_weight * step, still)
 

@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..controller.statistics.comparison import Groups, Score
+from ..controller.statistics.comparison import Groups, ScoreKind
 from ..controller.statistics.table import Floats, Ints, Signal, Table, total
-from .algorithm import GroupRelative, State, Unit
+from .algorithm import AlgorithmState, GroupRelative, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class MGRPO(GroupRelative):
     name = "m_grpo"
 
-    score: Score = "chain"
+    score: ScoreKind = "chain"
     """Score of an invocation: all that it earned."""
     unit: Unit = "chain"
     """Unit of an invocation. It is not split over mini-batches."""
@@ -43,7 +43,7 @@ class MGRPO(GroupRelative):
         per_act, calls = invocations(table, plain.sample, self.unit)
         return replace(plain, share=per_act / calls)
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         within, x = self.groups(table), self.scores(table)
         calls = invocations(table, within.sample, self.unit)[1]
         weight = within.mean(calls)[within.code] / calls

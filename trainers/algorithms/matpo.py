@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..controller.statistics.table import Floats, Ints, Signal, Table, total
-from .algorithm import GroupRelative, Needs, State
+from .algorithm import AlgorithmState, GroupRelative, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class MATPO(GroupRelative):
     def needs(self) -> Needs:
         return replace(super().needs, roles={"main": self.main})
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         roles = sorted({row.role for row in table.rows})
         if roles and self.main not in roles:
             raise ValueError(f"matpo: no decision was made by main role {self.main!r}; the roles are {roles}")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from ..config.choices import Amount, Positive, Share
 from ..controller.statistics import gae
 from ..controller.statistics.table import Floats, Ints, Signal, Table
-from .algorithm import Metrics, Needs, PolicyGradient, State
+from .algorithm import AlgorithmState, Metrics, Needs, PolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ class PPO(PolicyGradient):
             reference=own.reference or self.kl_reward > 0,
         )
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         if self.level == "turn":
             advantage, target = gae.turn_level(table, mine, self.gamma, self.lam, self.horizon)
             shift, scale = self.whitening(table, mine, gae.flat_moments(table, advantage))

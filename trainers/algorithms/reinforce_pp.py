@@ -21,7 +21,7 @@ from typing import Literal
 from ..config.choices import Amount, Positive
 from ..controller.statistics import gae
 from ..controller.statistics.table import Ints, Signal, Table
-from .algorithm import GroupRelative, Needs, State
+from .algorithm import AlgorithmState, GroupRelative, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class ReinforcePP(GroupRelative):
             reference=own.reference or self.kl_reward > 0,
         )
 
-    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: AlgorithmState) -> list[Signal]:
         within, score, live = self.groups(table), self.scores(table), mine
         if self.baseline:
             live = mine[~within.still(score)[mine]]

@@ -23,7 +23,7 @@ from ...agents.basics.hints import nearest
 from ...agents.fetch.packaged import PACKAGES
 from ...envs.registry import spec
 from .group_settings import has_bfloat16
-from .reader import ConfigError, Tree, leaves
+from .reader import ConfigError, ConfigTree, leaves
 from .schema import merge, read_yaml
 
 KIN: tuple[tuple[str, ...], ...] = (
@@ -57,14 +57,14 @@ def parts(names: str) -> tuple[str, str]:
 
 
 @cache
-def _paper(name: str) -> Tree:
+def _paper(name: str) -> ConfigTree:
     return read_yaml(FOLDER / f"{name}.yaml")
 
 
-def paper_settings(name: str, env: str, mapping: str) -> Tree:
+def paper_settings(name: str, env: str, mapping: str) -> ConfigTree:
     """Return the settings of a paper for an environment and a mapping."""
     tree = _paper(name)
-    found: Tree = tree["settings"]
+    found: ConfigTree = tree["settings"]
     bare = spec(env).id.rpartition("-v")[0] or spec(env).id
     for case in tree["environments"]:
         if bare in case["ids"] or spec(env).id in case["ids"]:
@@ -72,13 +72,13 @@ def paper_settings(name: str, env: str, mapping: str) -> Tree:
     return merge(found, tree.get("lora", {})) if mapping == "lora" else found
 
 
-def preset(name: str, roles: Sequence[str]) -> Tree:
+def preset(name: str, roles: Sequence[str]) -> ConfigTree:
     """Return the `groups`, `policies` and `map` of a preset for these roles."""
     name, _ = parts(name)
     shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
     if name == "shared":
         shares = [tuple(roles)]
-    tree: Tree = {"groups": {}, "policies": {}, "map": {}}
+    tree: ConfigTree = {"groups": {}, "policies": {}, "map": {}}
     for members in shares:
         own = "team" if len(members) == len(roles) else "-".join(members)
         lora = name == "lora"
@@ -104,14 +104,16 @@ def kin(roles: Sequence[str]) -> list[tuple[str, ...]]:
     return shares
 
 
-MASK: Tree = {
+MASK: ConfigTree = {
     # one passage per search: with several, the tiny model finds the right kind of answer, but not the right name
     "args": {"top_k": 1},
     # at full weight, the format's -1 teaches an untrained searcher to stop at once
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
-SHORT: Tree = {"groups": {"*": {"context": 512}}}  # the longest prompt and its reply have about 140 tokens
-TINY_BY_ENV: dict[str, Tree] = {
+SHORT: ConfigTree = {
+    "groups": {"*": {"context": 512}}
+}  # the longest prompt and its reply have about 140 tokens
+TINY_BY_ENV: dict[str, ConfigTree] = {
     "mask-hotpotqa": {"env": MASK, **SHORT},
     "mask-nq": {"env": MASK, **SHORT},
     "rag-nq": {"env": {"args": {"top_k": 1}}, **SHORT},
@@ -122,7 +124,7 @@ TINY_BY_ENV: dict[str, Tree] = {
 }
 """Settings that differ from `TINY`, by environment."""
 
-TINY: Tree = {
+TINY: ConfigTree = {
     "steps": 24,
     "tasks_per_step": 12,
     "k": 8,
@@ -145,10 +147,10 @@ TINY: Tree = {
     "groups": {"*": {"slots": 96, "threads": 1}},
 }
 
-TINY_ADAPTERS: Tree = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
+TINY_ADAPTERS: ConfigTree = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
 """Settings that differ with `--preset lora`. Adapters need a higher rate than full parameters."""
 
-HUB: Tree = {
+HUB: ConfigTree = {
     "policies": {
         "*": {
             # a usual value in papers: a model of billions of parameters forgets the reply format at ten times this rate
@@ -160,10 +162,10 @@ HUB: Tree = {
     },
 }
 """Settings of any other model, from a hub or a directory. They are common start values, not tuned for any model."""
-HUB_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 3e-5}, "critic_rate": 3.0}}}
+HUB_ADAPTERS: ConfigTree = {"policies": {"*": {"learning": {"lr": 3e-5}, "critic_rate": 3.0}}}
 """Settings that differ with `--preset lora`."""
 
-SMALL: Tree = {
+SMALL: ConfigTree = {
     "steps": 10,
     "tasks_per_step": 6,
     "k": 8,
@@ -185,24 +187,24 @@ SMALL: Tree = {
     "groups": {"*": {"slots": 64, "context": 1024}},
 }
 """Settings of a model that a registry package contains (26 to 135 million parameters), on a laptop."""
-SMALL_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 5e-4}}}}
+SMALL_ADAPTERS: ConfigTree = {"policies": {"*": {"learning": {"lr": 5e-4}}}}
 """Settings that differ with `--preset lora`."""
 WARM: dict[str, dict[str, float]] = {"minimind2": {"epochs": 1.0}, "smollm2": {"draws": 80}}
 """Length of the warm start in epochs or replies. Without it these models never write the reply format."""
 
 
-def tiny_settings(env: str, preset: str = "shared") -> Tree:
+def tiny_settings(env: str, preset: str = "shared") -> ConfigTree:
     """Return the settings with which the tiny model learns an environment: those of the demo."""
     return merge(merge(TINY, TINY_BY_ENV.get(env, {})), TINY_ADAPTERS if preset == "lora" else {})
 
 
-def learns_tiny(given: Tree) -> bool:
+def learns_tiny(given: ConfigTree) -> bool:
     """Tell whether all groups of a tree host the tiny model, with or without a warm start."""
     groups = given.get("groups") or {}
     return all(origin_of(str((group or {}).get("model", "tiny"))) == "tiny" for group in groups.values())
 
 
-def learns_small(tree: Tree) -> bool:
+def learns_small(tree: ConfigTree) -> bool:
     """Tell whether all groups of a tree host a model of a package, with or without a warm start."""
     models = [str((group or {}).get("model", "tiny")) for group in (tree.get("groups") or {}).values()]
     return bool(models) and all(origin_of(model) in PACKAGES for model in models)
@@ -217,14 +219,14 @@ def origin_of(model: str) -> str:
     return str(origin)
 
 
-def small_settings(preset: str = "shared") -> Tree:
+def small_settings(preset: str = "shared") -> ConfigTree:
     """Return the settings of such a model, learning and generating at the precision that this processor multiplies faster."""
     faster = {"precision": "bfloat16"} if has_bfloat16() else {}
     own = merge(SMALL, {"policies": {"*": {"learning": faster}}, "groups": {"*": faster}})
     return merge(own, SMALL_ADAPTERS) if preset == "lora" else own
 
 
-def hub_settings(given: Tree, preset: str = "shared") -> Tree:
+def hub_settings(given: ConfigTree, preset: str = "shared") -> ConfigTree:
     """Return the settings of a model from a hub: in bfloat16 on a GPU, and if this processor multiplies it faster."""
     devices = [str((group or {}).get("device", "auto")) for group in (given.get("groups") or {}).values()]
     on_gpu = any(device.startswith("cuda") for device in devices) or ("auto" in devices and has_gpu())
@@ -238,7 +240,7 @@ def has_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists()
 
 
-def settings(name: str, given: Tree) -> Tree:
+def settings(name: str, given: ConfigTree) -> ConfigTree:
     """Return the settings of a preset, its algorithm among them, for the models and the environment of the user's tree."""
     name, paper = parts(name)
     env = (given.get("env") or {}).get("id", "mask-hotpotqa")
@@ -249,7 +251,7 @@ def settings(name: str, given: Tree) -> Tree:
     return small_settings(name) if learns_small(given) else hub_settings(given, name)
 
 
-def laid_under(own: Tree, given: Tree, names: Iterable[str]) -> Tree:
+def laid_under(own: ConfigTree, given: ConfigTree, names: Iterable[str]) -> ConfigTree:
     """Lay the user's tree over a preset's settings, for policies of these names.
 
     An option of the algorithm changes this option alone. Where the user names another algorithm for a policy, the policy gets
@@ -270,13 +272,13 @@ def laid_under(own: Tree, given: Tree, names: Iterable[str]) -> Tree:
     return tree
 
 
-def algorithm_named(policy: Tree) -> Tree:
+def algorithm_named(policy: ConfigTree) -> ConfigTree:
     """Return a policy's tree with the short form `algorithm: grpo` written as `algorithm: {name: grpo}`."""
     name = policy.get("algorithm") if isinstance(policy, Mapping) else None
     return {**policy, "algorithm": {"name": name}} if isinstance(name, str) else policy
 
 
-def note(name: str, given: Tree) -> str:
+def note(name: str, given: ConfigTree) -> str:
     """Return what `--dry-run` and the console print about a preset's settings."""
     mapping, paper = parts(name)
     if paper:

@@ -21,7 +21,7 @@ from ...agents.basics.json_types import JsonObject
 from .choices import OutOfRange, Settings, check_ranges, hints_of
 
 T = TypeVar("T")
-Tree: TypeAlias = JsonObject
+ConfigTree: TypeAlias = JsonObject
 """Settings as YAML has them: section -> key -> value. `build` checks them."""
 FREE = (object, Any)
 """Annotations whose values are passed on unchanged."""
@@ -92,7 +92,7 @@ def parse_yaml(text: str) -> object:
     return data
 
 
-def read_yaml(path: str | Path) -> Tree:
+def read_yaml(path: str | Path) -> ConfigTree:
     """Read a YAML file as a tree."""
     try:
         tree = parse_yaml(Path(path).read_text(encoding="utf-8"))
@@ -111,9 +111,9 @@ def read_yaml(path: str | Path) -> Tree:
     return tree or {}
 
 
-def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Tree:
+def merge(base: Mapping[str, object], over: Mapping[str, object]) -> ConfigTree:
     """Return `base` with the values of `over`, key by key."""
-    merged: Tree = dict(base)
+    merged: ConfigTree = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
@@ -121,9 +121,9 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Tree:
     return merged
 
 
-def override(tree: Mapping[str, object], assignments: list[str]) -> Tree:
+def override(tree: Mapping[str, object], assignments: list[str]) -> ConfigTree:
     """Return a tree with `a.b=c` assignments. Values are read as YAML (`1e-4` is a number, `true` a flag)."""
-    merged: Tree = dict(tree)
+    merged: ConfigTree = dict(tree)
     for text in assignments:
         key, equals, raw = text.partition("=")
         if not equals or not all(key.split(".")):
@@ -270,7 +270,7 @@ def _switched(value: object) -> object:
 # settings to text ----------------------------------------------------------------------------------------
 
 
-def to_dict(settings: Settings | Mapping[str, object]) -> Tree:
+def to_dict(settings: Settings | Mapping[str, object]) -> ConfigTree:
     """Return the tree as plain mappings. Objects that were given from Python stay objects."""
     if isinstance(settings, Settings):
         return {f.name: _plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
@@ -283,7 +283,7 @@ def _plain(value: object) -> object:
     return {k: _plain(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def written(tree: Mapping[str, object]) -> Tree:
+def written(tree: Mapping[str, object]) -> ConfigTree:
     """Return a tree that YAML can hold. An object becomes a note that it was given from Python."""
     return {str(key): _written(value) for key, value in tree.items()}
 

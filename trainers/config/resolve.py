@@ -26,7 +26,7 @@ from ..recipes import make_recipe
 from .choices import hints_of
 from .group_settings import Learning
 from .presets import algorithm_named, laid_under, parts, preset, settings
-from .reader import GIVEN, Tree, as_meant, leaves, read
+from .reader import GIVEN, ConfigTree, as_meant, leaves, read
 from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
 
 
@@ -46,7 +46,7 @@ def resolve(
     return settled(tree)
 
 
-def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object) -> Tree:
+def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object) -> ConfigTree:
     """Return only the user's settings, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
     # a command line may replace a file's environment, but two on the command line are an error
@@ -64,7 +64,7 @@ def named_imports(targets: object) -> tuple[str, ...]:
     return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
 
 
-def load_imports(tree: Tree) -> None:
+def load_imports(tree: ConfigTree) -> None:
     """Import the user's code before anything is looked up in it."""
     for name in tree.get("imports") or ():
         try:
@@ -75,7 +75,7 @@ def load_imports(tree: Tree) -> None:
             ) from error
 
 
-def settled(tree: Tree) -> RunConfig:
+def settled(tree: ConfigTree) -> RunConfig:
     """Check a whole tree, and return it as a config that can run."""
     if isinstance(
         policies := tree.get("policies"), Mapping
@@ -99,7 +99,7 @@ def meant(config: RunConfig) -> RunConfig:
     return replace(config, policies=policies, env=replace(config.env, args=workflow_arguments(config.env)))
 
 
-def algorithm_settings(policy: str, given: Mapping[str, object]) -> Tree:
+def algorithm_settings(policy: str, given: Mapping[str, object]) -> ConfigTree:
     """Return an algorithm's name and settings, with the types of its fields."""
     settings = {"name": "ppo", **given}
     try:
@@ -109,7 +109,7 @@ def algorithm_settings(policy: str, given: Mapping[str, object]) -> Tree:
     return {key: as_meant(value, hints.get(key, object)) for key, value in settings.items()}
 
 
-def workflow_arguments(env: EnvConfig) -> Tree:
+def workflow_arguments(env: EnvConfig) -> ConfigTree:
     """Return the workflow's own arguments with their annotated types. The workflow is made once to check them."""
     workflow = spec(env.id)
     hints = argument_hints(target(workflow.workflow))
@@ -166,7 +166,7 @@ def with_horizons(config: RunConfig) -> RunConfig:
     return replace(config, policies=policies)
 
 
-def with_short_warmup(tree: Tree, user: Tree) -> Tree:
+def with_short_warmup(tree: ConfigTree, user: ConfigTree) -> ConfigTree:
     """Shorten a preset's warm-up to half of a run that is no longer, so that a first try with `steps=2` begins.
 
     A constant rate needs no end, so its warm-up stays: a run that is continued must not depend on its first length.
@@ -182,7 +182,7 @@ def with_short_warmup(tree: Tree, user: Tree) -> Tree:
     return merge(tree, {"policies": {"*": {"learning": {"warmup": updates // 2}}}})
 
 
-def over_preset(name: str, given: Tree) -> Tree:
+def over_preset(name: str, given: ConfigTree) -> ConfigTree:
     """Return the preset for the roles of the environment, with its training settings, under the user's settings."""
     own = settings(name, given)
     if not parts(name)[1]:  # a paper's settings stay as published
@@ -194,7 +194,7 @@ def over_preset(name: str, given: Tree) -> Tree:
     return merge(mapped, laid_under(own, given, [policy for policy in named if policy != "*"]))
 
 
-def spread(tree: Tree, section: str, alone: str) -> Tree:
+def spread(tree: ConfigTree, section: str, alone: str) -> ConfigTree:
     """Return the tree with a section's "*" merged into every entry. Without entries, it becomes the default entry."""
     entries = tree.get(section)
     if not isinstance(entries, Mapping) or "*" not in entries:

@@ -18,7 +18,7 @@ from ..controller.counterfactual import Counterfactual
 from .choices import Amount, Count, Positive, Range, Settings, Whole
 from .group_settings import Adapter, Learning, Sampling
 from .reader import ConfigError as ConfigError
-from .reader import Tree
+from .reader import ConfigTree
 from .reader import build as build
 from .reader import dump as dump
 from .reader import merge as merge
@@ -53,7 +53,7 @@ class EnvConfig(Settings):
     prompts: object = None
     """Prompt set (docs/prompts.md): full, few-shot, short, a mapping from role to text, or a file. null: short if all models are
     tiny, else full."""
-    args: Tree = field(default_factory=dict)
+    args: ConfigTree = field(default_factory=dict)
     """Arguments of the workflow itself, such as max_turns."""
 
 
@@ -92,7 +92,7 @@ class GroupConfig(Settings):
     replicas: Count = 1
     """Number of engines with the same weights. A router sends requests with a common prefix to the same engine (docs/scale.md). Each
     engine takes `slots` requests, and on GPUs a GPU of its own. On device cuda:K they take GPUs K, K + 1 …"""
-    engine_options: Tree = field(default_factory=dict)
+    engine_options: ConfigTree = field(default_factory=dict)
     """Arguments of vLLM's engine: gpu_memory_utilization, tensor_parallel_size, enforce_eager …"""
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class PolicyConfig(Settings):
     """Name of the model group that hosts this policy."""
     frozen: bool = False
     """Flag: the policy plays and does not learn."""
-    algorithm: Tree = field(default_factory=lambda: {"name": "ppo"})
+    algorithm: ConfigTree = field(default_factory=lambda: {"name": "ppo"})
     """Algorithm: its `name` and its own settings (docs/algorithms.md). The name alone is enough: algorithm: grpo."""
     learning: Learning = Learning()
     """Optimizer and precision of training."""
@@ -120,7 +120,7 @@ class PolicyConfig(Settings):
     one."""
     critic_rate: Positive = 1.0
     """Learning rate of the automatic critic, as a multiple of the policy's. It does not count if `critic_learning` gives an `lr`."""
-    critic_learning: Tree | None = None
+    critic_learning: ConfigTree | None = None
     """Settings in which the automatic critic learns otherwise than `learning` says, such as lr. It takes the others from there."""
     reference: bool = False
     """Flag: keep a frozen copy of the first parameters, for a KL penalty."""
@@ -132,7 +132,7 @@ class PolicyConfig(Settings):
     """Name of a model to begin from. Empty: the group's model."""
     sampling: Sampling = Sampling(max_tokens=64)
     """Sampling while episodes are collected. Its `max_tokens` is 64 here."""
-    credit: Tree = field(default_factory=dict)
+    credit: ConfigTree = field(default_factory=dict)
     """Credit transforms by role (docs/algorithms.md): mixing of team and local rewards, shaping, tree credit."""
 
     def critics_learning(self, where: str = "critic_learning") -> Learning:
@@ -193,7 +193,7 @@ class RayConfig(Settings):
     address: str = ""
     """Address of a cluster: HOST:6379, ray://HOST:10001 … Empty: the address in RAY_ADDRESS, else a Ray that runs on this machine,
     else a new one. local: a new one."""
-    options: Tree = field(default_factory=dict)
+    options: ConfigTree = field(default_factory=dict)
     """Further arguments of `ray.init`: namespace, runtime_env, num_cpus …"""
     strategy: Literal["", "pack", "spread", "strict_pack", "strict_spread"] = ""
     """Placement of the groups on the nodes, by a placement group of Ray. Ranks and further replicas are outside of it. Empty: wherever
@@ -222,7 +222,7 @@ class RunConfig(Settings):
     """Counterfactual credit by role, or for "*" (docs/trees-and-recipes.md)."""
     recipe: str = "default"
     """Recipe: the order of the parts of a step. default, or another registered recipe."""
-    recipe_args: Tree = field(default_factory=dict)
+    recipe_args: ConfigTree = field(default_factory=dict)
     """Fields of the recipe."""
     steps: Count = 60
     """Number of training steps: collect, update, publish."""

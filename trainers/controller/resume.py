@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from ...agents.basics.manifest import Damaged, read_signed
-from ..config.reader import ConfigError, Tree, build, leaves, merge, parse_yaml, to_dict, written
+from ..config.reader import ConfigError, ConfigTree, build, leaves, merge, parse_yaml, to_dict, written
 from ..config.resolve import asked, load_imports, optimizer_steps, settled
 from ..config.schema import RunConfig
 from . import checkpoint
@@ -145,7 +145,7 @@ def read_config(directory: str | Path) -> RunConfig:
     return config
 
 
-def follow_length(tree: Tree) -> Tree:
+def follow_length(tree: ConfigTree) -> ConfigTree:
     """Let a learning rate that falls over the whole run fall over its new length."""
     whole = optimizer_steps(tree["steps"], tree["epochs"], tree["minibatches"])
     for policy in tree["policies"].values():

@@ -27,7 +27,7 @@ from ...envs.core.arena import Arena
 from ...envs.core.drivers import EnvLike, run_sync
 from ...envs.core.trace import Trace, write, write_lines
 from ...rewards.monitors import Watch
-from ..algorithms.algorithm import Algorithm, State
+from ..algorithms.algorithm import Algorithm, AlgorithmState
 from ..config.group_settings import GroupSpec
 from ..config.plan import described, env_of, make_arenas, placed, plan
 from ..config.resolve import fresh_directory, resolve
@@ -73,7 +73,7 @@ class Run:
         self.plan = plan(config, self.arena)
         self.step = 0
         # state of the algorithms, which is part of checkpoints
-        self.state: dict[str, State] = defaultdict(dict)
+        self.state: dict[str, AlgorithmState] = defaultdict(dict)
         self.cursor = Cursor(list(self.arena.task_ids), config.seed)
         self.on_trace: Callable[[Trace], None] | None = None
         self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..algorithms.algorithm import State
+from ..algorithms.algorithm import AlgorithmState
 
 if TYPE_CHECKING:
     from ...agents.team import BoundTeam
@@ -50,7 +50,7 @@ class Stage(Protocol):
     def stream(self) -> Batches | None:
         """Source of episodes that are played during updates. None: each step plays its own."""
 
-    state: dict[str, State]
+    state: dict[str, AlgorithmState]
     """State of the algorithms, by policy."""
     stops: StopRules
     on_trace: Callable[[Trace], None] | None

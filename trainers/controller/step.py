@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ...agents.answers import DecisionId
 from ...agents.basics.hints import say_once
+from ...agents.basics.renamed import renamed
 from ...agents.basics.threads import together
 from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from ...agents.team import BoundTeam
     from .stage import Stage
 
-Metrics = dict[str, float]
+StepMetrics = dict[str, float]
+__getattr__ = renamed(__name__, {"Metrics": "StepMetrics"})
 
 
 class Default:
@@ -75,7 +77,7 @@ class Default:
             plan = run.algorithms[policy].collect(plan)
         return plan
 
-    async def step(self, run: Stage) -> Metrics:
+    async def step(self, run: Stage) -> StepMetrics:
         """Make one step, and return its metrics."""
         harvest = await self.collect(run)
         stale = harvest.stale + await self.drop_stale(run, harvest)
@@ -172,7 +174,7 @@ class Default:
                 f"once: {role} is not trained for it. Set policies.{blind[0]}.algorithm.tree_score=rollout"
             )
 
-    def advantages(self, run: Stage, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
+    def advantages(self, run: Stage, table: Table, metrics: StepMetrics) -> dict[str, list[Signal]]:
         """Return the signals of each policy. A trained role that cannot learn stops the run, and the message tells
         why.
         """
@@ -199,7 +201,7 @@ class Default:
             run.stops.starving(policy, starved(rows, signals[policy]))
         return signals
 
-    async def update(self, run: Stage, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
+    async def update(self, run: Stage, table: Table, signals: dict[str, list[Signal]]) -> StepMetrics:
         """Update all groups at the same time, and then publish once per policy and step."""
         batches = minibatches_of([r for r in table.rows if r.trainable], run.config.minibatches)
         jobs: dict[str, list[list[DecisionId]]] = {}
@@ -243,10 +245,10 @@ def rebook(harvest: Harvest) -> None:
         row.credit = credit.get((row.episode, row.node), {})
 
 
-def collected(harvest: Harvest) -> Metrics:
+def collected(harvest: Harvest) -> StepMetrics:
     """Return metrics of a collection: scores, endings, failures, speed."""
     traces = harvest.traces
-    figures: Metrics = {
+    figures: StepMetrics = {
         "episodes": float(len(traces)),
         "failures": float(sum(harvest.failures.values())),
         "time/collect": harvest.seconds,
@@ -264,7 +266,7 @@ def collected(harvest: Harvest) -> Metrics:
     return figures
 
 
-def roles(table: Table) -> Metrics:
+def roles(table: Table) -> StepMetrics:
     """Return metrics by role: acts, mean credit by component, share of malformed replies through `format`."""
     cells: dict[str, list[float]] = defaultdict(list)
     for row in table.rows:

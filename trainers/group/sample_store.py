@@ -26,7 +26,7 @@ from ...agents.answers import DecisionId
 from ...agents.basics.json_types import JsonObject
 from ..controller.checkpoint import Saved
 
-State = Literal["open", "sealed", "taken"]
+SampleState = Literal["open", "sealed", "taken"]
 
 
 class SampleRow(TypedDict, total=False):
@@ -81,7 +81,7 @@ class Sample:
     """Log-probs under the frozen reference. None until computed."""
     critic_prompt: NDArray[np.int64] | None = None
     """Prompt of the critic, if it reads more than the policy does."""
-    state: State = "open"
+    state: SampleState = "open"
 
     @classmethod
     def of(cls, plain: Saved) -> Sample:

@@ -27,8 +27,8 @@ from ..algorithms.algorithm import Plan, Tree
 from ..config.choices import Count
 from ..controller.checkpoint import Saved
 from ..controller.statistics.table import Table
-from ..controller.step import Default, Metrics, collected
-from ..rows import Row
+from ..controller.step import Default, StepMetrics, collected
+from ..rows import TrainingRow
 
 if TYPE_CHECKING:
     from ..controller.stage import Stage
@@ -66,7 +66,7 @@ class Malt(Default):
     def plan(self, run: Stage) -> Plan:
         return Plan(k=1, tree=Tree(self.width, "step", "all"))
 
-    async def step(self, run: Stage) -> Metrics:
+    async def step(self, run: Stage) -> StepMetrics:
         harvest = await self.collect(run)
         for tree in harvest.grown:
             self._gathered += valued(tree, run.arena.headline)
@@ -87,7 +87,7 @@ class Malt(Default):
     def load_state_dict(self, state: Saved) -> None:
         self._gathered = [Trace.from_dict(trace) for trace in state["gathered"]]
 
-    async def tune(self, run: Stage, policy: str) -> Metrics:
+    async def tune(self, run: Stage, policy: str) -> StepMetrics:
         """Fine-tune one policy on its own replies: export, SFT, DPO, adopt."""
         mine = [t for t in self._gathered if t.nodes[0].meta.policy == policy]
         kinds: tuple[Literal["sft", "dpo"], ...] = ("sft", "dpo")
@@ -119,7 +119,7 @@ def valued(tree: Grown, headline: str) -> list[Trace]:
     return traces_kept
 
 
-def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[Row]:
+def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[TrainingRow]:
     """Return rows for TRL: good replies to imitate, or pairs on both sides of the threshold."""
     from ..rows import rows as rows_of
 
@@ -137,7 +137,7 @@ def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float)
 
 
 def fine_tune(
-    kind: Literal["sft", "dpo"], folder: Path, data: list[Row], settings: Mapping[str, object]
+    kind: Literal["sft", "dpo"], folder: Path, data: list[TrainingRow], settings: Mapping[str, object]
 ) -> None:
     """Run TRL's trainer of this kind once on the model in `folder`, and replace the model."""
     import trl

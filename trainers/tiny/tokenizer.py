@@ -46,10 +46,10 @@ CHAT_TEMPLATE = (
 )
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Backend
+    import tokenizers
 
 
-def build(words: Sequence[str]) -> Backend:
+def build(words: Sequence[str]) -> tokenizers.Tokenizer:
     """Return a `tokenizers.Tokenizer` whose tokens are the special tokens, the 256 bytes, and these words."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -77,7 +77,7 @@ def build(words: Sequence[str]) -> Backend:
     return tokenizer
 
 
-def as_transformers(tokenizer: Backend) -> Tokenizer:
+def as_transformers(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
     """Return the tokenizer as an object of transformers, with the chat template."""
     from transformers import PreTrainedTokenizerFast
 

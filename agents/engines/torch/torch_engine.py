@@ -1,6 +1,6 @@
 """The torch engine: token ids in; token ids and log-probs out.
 
-    engine = Engine(model, tokenizer, slots=64, context=512)
+    engine = TorchEngine(model, tokenizer, slots=64, context=512)
     request = engine.submit(prompt_ids, SamplingParams(max_tokens=32))
     while not request.done:
         engine.step()
@@ -29,6 +29,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ...basics.renamed import renamed
 from ...model.decoder import Decoder, Route
 from ...text.tokenizing import Tokenizer
 from ..engine import Ability
@@ -445,4 +446,4 @@ class TorchEngine(Driven, Napping, Versioned):
         ]
 
 
-Engine = TorchEngine
+__getattr__ = renamed(__name__, {"Engine": "TorchEngine"})

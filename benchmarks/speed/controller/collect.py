@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ....agents.engines.sampling import SamplingParams
-from ....agents.engines.torch.torch_engine import Engine
+from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.names import model_path
 from ....agents.policies import Answer, Call
 from ....agents.team import BoundTeam
@@ -38,7 +38,7 @@ from ....trainers.group.model_group import ModelGroup
 from ....trainers.group.sample_store import SampleStore
 from ..models.engine import generate
 
-Asked = list[tuple[list[int], SamplingParams]]
+EngineRequests = list[tuple[list[int], SamplingParams]]
 
 
 class Moment(NamedTuple):
@@ -99,13 +99,15 @@ class Timed(Seat):
         self.moments.append(Moment.now(self.tokens, self.left))
 
 
-async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tuple[list[Moment], Asked]:
+async def play(
+    arena: Arena, group: ModelGroup, tasks: list[str], k: int
+) -> tuple[list[Moment], EngineRequests]:
     """Play all episodes with the collector. Return the moments, and the requests to the engine."""
     engine = group.hosted["team"].engine
-    assert isinstance(engine, Engine)
+    assert isinstance(engine, TorchEngine)
     engine.prefixes.clear()
     group.store = SampleStore()  # the same episodes again, under the same names
-    asked: Asked = []
+    asked: EngineRequests = []
     submit = engine.submit
 
     def noted(prompt: Sequence[int], params: SamplingParams, *more: Any, **named: Any) -> Any:
@@ -128,7 +130,7 @@ async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tup
     return seat.moments, asked
 
 
-def serve(engine: Engine, asked: Asked) -> list[Moment]:
+def serve(engine: TorchEngine, asked: EngineRequests) -> list[Moment]:
     """Submit the same requests to the engine, all at once."""
     engine.prefixes.clear()
     tokens, left = 0, len(asked)
@@ -172,7 +174,7 @@ def main() -> None:
     )
     path = model_path(args.model)
     engine, theirs = group.hosted["team"].engine, AutoModelForCausalLM.from_pretrained(path).float().eval()
-    assert isinstance(engine, Engine)
+    assert isinstance(engine, TorchEngine)
     # warm-up, which also records the requests for the others
     _, asked = asyncio.run(play(arena, group, tasks, 8))
     waiting = [engine.submit(prompt, params) for prompt, params in asked]

@@ -34,7 +34,7 @@ from ....trainers.group.replicas.router import Router
 
 PREFILL, DECODE, BESIDE = 20_000.0, 0.025, 32
 """Prompt tokens a second, seconds of a token, and open requests that double it."""
-Act = tuple[list[int], int]
+RecordedAct = tuple[list[int], int]
 """Prompt, and number of tokens of the reply."""
 
 
@@ -64,7 +64,7 @@ class HeldPrompts:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RoutingFigures:
     """Outcome of one way to choose a replica."""
 
     held: float
@@ -74,21 +74,23 @@ class Figures:
 
 
 def simulate(
-    episodes: Sequence[Sequence[Act]],
+    episodes: Sequence[Sequence[RecordedAct]],
     replicas: list[HeldPrompts],
     flight: int,
     choose: Callable[[Sequence[int]], int],
     finished: Callable[[int], None],
-) -> Figures:
+) -> RoutingFigures:
     """Play all episodes over the replicas."""
-    waiting: Iterator[Sequence[Act]] = iter(episodes)
+    waiting: Iterator[Sequence[RecordedAct]] = iter(episodes)
     numbers = itertools.count()
-    ends: list[tuple[float, int, int, Sequence[Act]]] = []  # when, tie, replica, the acts that are left
+    ends: list[
+        tuple[float, int, int, Sequence[RecordedAct]]
+    ] = []  # when, tie, replica, the acts that are left
     held = tokens = 0
     loads: list[float] = []
     now = 0.0
 
-    def begin(acts: Sequence[Act]) -> None:
+    def begin(acts: Sequence[RecordedAct]) -> None:
         nonlocal held, tokens
         (prompt, reply), rest = acts[0], acts[1:]
         index = choose(prompt)
@@ -110,10 +112,14 @@ def simulate(
         if following := rest or next(waiting, ()):
             begin(following)
     requests = [replica.requests for replica in replicas]
-    return Figures(held / tokens, statistics.mean(loads), max(requests) / statistics.mean(requests), now)
+    return RoutingFigures(
+        held / tokens, statistics.mean(loads), max(requests) / statistics.mean(requests), now
+    )
 
 
-def compared(episodes: Sequence[Sequence[Act]], count: int, flight: int, room: int) -> dict[str, Figures]:
+def compared(
+    episodes: Sequence[Sequence[RecordedAct]], count: int, flight: int, room: int
+) -> dict[str, RoutingFigures]:
     """Return the figures of the router, of round robin, of the least load, and of one replica, which holds most."""
 
     def fresh() -> list[HeldPrompts]:
@@ -135,7 +141,7 @@ def compared(episodes: Sequence[Sequence[Act]], count: int, flight: int, room: i
     }
 
 
-def recorded(env: str, prompts: str, tasks: int, k: int, seed: int) -> list[list[Act]]:
+def recorded(env: str, prompts: str, tasks: int, k: int, seed: int) -> list[list[RecordedAct]]:
     """Let the tiny team play. Return the acts of each episode, with the samples of a task next to each other."""
     made = make(env, data="mini", split="train", prompts=prompts)
     traces = rollout(made, Team({"*": "tiny"}), tasks=tasks, k=k, seed=seed)

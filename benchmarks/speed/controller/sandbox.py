@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ....agents.basics.json_types import JsonObject
 from ....cli.arguments import COUNT, Parser, number
 from ....envs.tools.code.verify import verify_code
-from ....envs.tools.sandbox.launch import Level
+from ....envs.tools.sandbox.launch import SandboxLevel
 from ....envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
 
 PROGRAM = """
@@ -41,7 +41,7 @@ def tests_of(count: int) -> list[dict[str, str]]:
     ]
 
 
-def sandboxed(level: Level, count: int) -> tuple[float, float]:
+def sandboxed(level: SandboxLevel, count: int) -> tuple[float, float]:
     """Return cases per second with warm rooms, and processor seconds per case with the start of the rooms."""
     before = _processor_time()
     verify_code(PROGRAM, tests_of(8), sandbox=level)

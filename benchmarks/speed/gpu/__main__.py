@@ -33,9 +33,9 @@ BEGAN = time.monotonic()  # before torch is imported, which takes a part of a se
 import torch  # noqa: E402
 
 from . import learning, speaking  # noqa: E402
-from .shapes import TINY, Row, Sizes, Stand  # noqa: E402
+from .shapes import TINY, Measurement, Sizes, Stand  # noqa: E402
 
-Section = Callable[[Stand], Iterator[Row]]
+Section = Callable[[Stand], Iterator[Measurement]]
 
 
 def sections(sizes: Sizes) -> dict[str, tuple[float, Section]]:
@@ -55,11 +55,11 @@ def sections(sizes: Sizes) -> dict[str, tuple[float, Section]]:
     return chosen
 
 
-def machine(device: torch.device) -> Row:
+def machine(device: torch.device) -> Measurement:
     """Describe the machine, and name the optional packages that are missing."""
     import transformers
 
-    about: Row = {
+    about: Measurement = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
@@ -125,7 +125,7 @@ def _keep(result: JsonObject, began: float, out: Path | None) -> None:
         draft.replace(out)
 
 
-def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Row]:
+def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Measurement]:
     """Run a section in a separate process. Yield its rows as it writes them, and a row about its failure if it fails."""
     if budget < LEAST:
         yield {"what": name, "skipped": "out of time"}
@@ -175,7 +175,7 @@ def whole_lines(file: TextIO) -> Iterator[str]:
         yield text
 
 
-def line(row: Row) -> str:
+def line(row: Measurement) -> str:
     """Return one line of the table."""
     what = f"{row['section']:20} {row['what']:28} "
     keys = {"context": "{}", "batch": "× {}", "checkpointing": "{}"}

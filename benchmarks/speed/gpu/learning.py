@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ....agents import model_path
 from ....agents.engines.sampling import SamplingParams
-from ....agents.engines.torch.torch_engine import Engine
+from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.model import attention
 from ....agents.model.attention import PackedAttention, Segment, pack
 from ....agents.model.llama import Llama
@@ -31,7 +31,7 @@ from ....trainers.group.learning.packing import lay
 from ....trainers.group.learning.parameters import Parameters
 from ....trainers.group.learning.update import Learner
 from ....trainers.group.sample_store import Sample
-from .shapes import Row, Stand, n_tokens, samples_of
+from .shapes import Measurement, Stand, n_tokens, samples_of
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "L4": 121e12,
          "4090": 165e12, "A10": 125e12}  # fmt: skip
@@ -41,10 +41,10 @@ TOLERANCE = {"loss": 1e-3, "grad_norm": 1e-3, "weights": 1e-5}
 """Largest relative difference of a float32 step on the GPU from the same step on the CPU."""
 
 
-def product(bench: Stand) -> Iterator[Row]:
+def product(bench: Stand) -> Iterator[Measurement]:
     """Measure one large matrix product: the practical peak of the device."""
 
-    def work() -> Row:
+    def work() -> Measurement:
         n = bench.sizes.product
         a = torch.randn(n, n, device=bench.device, dtype=bench.dtype)
         rate = 2 * n**3 / bench.seconds(lambda: a @ a, warm=3, times=5)
@@ -65,7 +65,7 @@ def published(bench: Stand) -> float | None:
 # the update ----------------------------------------------------------------------------------------------
 
 
-def update(bench: Stand, shape: str) -> Iterator[Row]:
+def update(bench: Stand, shape: str) -> Iterator[Measurement]:
     """Measure a shape at every context, with and without activation checkpointing, in three ways."""
     vocab = bench.config(shape).vocab_size
     for context in bench.sizes.contexts:
@@ -75,7 +75,12 @@ def update(bench: Stand, shape: str) -> Iterator[Row]:
             if checkpointing:
                 ways["ours, 6 bytes a parameter"] = lean
             for way, make in ways.items():
-                what: Row = {"what": way, "shape": shape, "context": context, "checkpointing": checkpointing}
+                what: Measurement = {
+                    "what": way,
+                    "shape": shape,
+                    "context": context,
+                    "checkpointing": checkpointing,
+                }
                 yield from bench.measure(
                     what, partial(_timed, bench, make, shape, samples, checkpointing, context)
                 )
@@ -88,7 +93,7 @@ def _timed(
     samples: list[Sample],
     checkpointing: bool,
     context: int,
-) -> Row:
+) -> Measurement:
     step, operations = make(bench, shape, samples, checkpointing, 2 * context)
     seconds = bench.seconds(step)
     peak = published(bench)
@@ -222,7 +227,7 @@ def _precision(bench: Stand) -> Literal["float32", "bfloat16"]:
 # attention alone -----------------------------------------------------------------------------------------
 
 
-def packed_attention(bench: Stand) -> Iterator[Row]:
+def packed_attention(bench: Stand) -> Iterator[Measurement]:
     """Measure one layer's attention over a packed row with a shared prefix. Memory must not grow with the squared length."""
     for context in bench.sizes.contexts:
         for way in ("fused", "with masks"):
@@ -232,7 +237,7 @@ def packed_attention(bench: Stand) -> Iterator[Row]:
             )
 
 
-def _attention(bench: Stand, context: int, fused: bool) -> Row:
+def _attention(bench: Stand, context: int, fused: bool) -> Measurement:
     packed = pack([[1] * (context * 3 // 4) + [2 + i] * (context // 4) for i in range(4)])
     plain = attention.fused
     attention.fused = lambda device: fused
@@ -251,11 +256,11 @@ def _attention(bench: Stand, context: int, fused: bool) -> Row:
 # a mixture of experts ------------------------------------------------------------------------------------
 
 
-def mixture(bench: Stand) -> Iterator[Row]:
+def mixture(bench: Stand) -> Iterator[Measurement]:
     """Measure some layers of Qwen3-30B-A3B in transformers: the cost of a decoder with experts."""
     layers = bench.sizes.mixture_layers
     for context in bench.sizes.contexts[:2]:
-        what: Row = {
+        what: Measurement = {
             "what": f"{layers} of 48 layers, transformers",
             "shape": "Qwen3-30B-A3B",
             "context": context,
@@ -263,7 +268,7 @@ def mixture(bench: Stand) -> Iterator[Row]:
         yield from bench.measure(what, partial(_mixture, bench, context))
 
 
-def _mixture(bench: Stand, context: int) -> Row:
+def _mixture(bench: Stand, context: int) -> Measurement:
     from transformers import Qwen3MoeConfig
 
     config = Qwen3MoeConfig(**bench.sizes.mixture | {"num_hidden_layers": bench.sizes.mixture_layers})
@@ -281,12 +286,12 @@ def _mixture(bench: Stand, context: int) -> Row:
 # the same step on both devices ---------------------------------------------------------------------------
 
 
-def same_step(bench: Stand) -> Iterator[Row]:
+def same_step(bench: Stand) -> Iterator[Measurement]:
     """Make one PPO step of the embedded tiny team on this device and on the CPU, from the same samples, and compare."""
     yield from bench.measure({"what": "tiny PPO step", "tolerance": TOLERANCE}, partial(_same_step, bench))
 
 
-def _same_step(bench: Stand) -> Row:
+def _same_step(bench: Stand) -> Measurement:
     model = load_model(model_path("tiny"))
     samples = _tiny_samples(model)
     here, there = (_tiny_step(model, samples, device) for device in (bench.device, torch.device("cpu")))
@@ -304,7 +309,7 @@ def _same_step(bench: Stand) -> Row:
 def _tiny_samples(model: Llama) -> list[Sample]:
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(5, model.shape.vocab, (40,), generator=generator).tolist() for _ in range(8)]
-    results = Engine(model, slots=8, stop_ids=()).generate(prompts, SamplingParams(max_tokens=16))
+    results = TorchEngine(model, slots=8, stop_ids=()).generate(prompts, SamplingParams(max_tokens=16))
     return [
         Sample.of({
             "episode": "tiny", "node": str(i), "policy": "team", "version": 0, "prompt": torch.tensor(r.prompt_ids),

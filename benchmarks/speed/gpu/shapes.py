@@ -21,7 +21,7 @@ from ....trainers.group.sample_store import Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Qwen3Config
 
-Row = JsonObject
+Measurement = JsonObject
 """Measurement: its subject, and its figures or the error that ended it."""
 
 PUBLISHED: dict[str, JsonObject] = {
@@ -90,7 +90,7 @@ class Stand:
         """Precision of the computation."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
-    def measure(self, what: Row, work: Callable[[], Row]) -> Iterator[Row]:
+    def measure(self, what: Measurement, work: Callable[[], Measurement]) -> Iterator[Measurement]:
         """Yield a row with the figures of `work`, or with its error, or with a note that there was no time."""
         if time.monotonic() > self.until:
             yield {**what, "skipped": "out of time"}

@@ -10,11 +10,11 @@ import torch
 
 from ....agents.engines.sampling import SamplingParams
 from ....agents.engines.torch.graphs import DecodeGraphs
-from ....agents.engines.torch.torch_engine import Engine
-from .shapes import Row, Stand
+from ....agents.engines.torch.torch_engine import TorchEngine
+from .shapes import Measurement, Stand
 
 
-def decode(bench: Stand, shape: str) -> Iterator[Row]:
+def decode(bench: Stand, shape: str) -> Iterator[Measurement]:
     """Measure decode at every batch size: recorded steps, plain steps, and `generate` with a static cache."""
     recorded = "CUDA graphs" if bench.device.type == "cuda" else "fixed sizes"
     ways = {
@@ -37,10 +37,12 @@ def _prompts(bench: Stand, shape: str, batch: int) -> list[list[int]]:
     return torch.randint(1, vocab, (batch, bench.sizes.prompt), generator=generator).tolist()
 
 
-def _engine(bench: Stand, shape: str, batch: int, graphs: bool) -> Row:
+def _engine(bench: Stand, shape: str, batch: int, graphs: bool) -> Measurement:
     context = bench.sizes.prompt + bench.sizes.reply
     model = bench.model(shape, bench.dtype)
-    engine = Engine(model, slots=batch, context=context, dtype=bench.dtype, stop_ids=(), share_prefixes=False)
+    engine = TorchEngine(
+        model, slots=batch, context=context, dtype=bench.dtype, stop_ids=(), share_prefixes=False
+    )
     del model
     engine.graphs = DecodeGraphs(engine.model) if graphs else None
     prompts = _prompts(bench, shape, batch)
@@ -69,7 +71,7 @@ def _engine(bench: Stand, shape: str, batch: int, graphs: bool) -> Row:
     }
 
 
-def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Row:
+def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Measurement:
     model = bench.theirs(bench.config(shape), bench.dtype).eval()
     ids = torch.tensor(_prompts(bench, shape, batch), device=bench.device)
     how: dict[str, object] = {"do_sample": True, "top_k": 0, "attention_mask": torch.ones_like(ids)}
@@ -93,14 +95,14 @@ def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Row:
     return {"tokens/s": round(batch * (new - 1) / max(whole - prefill, 1e-9))}
 
 
-def publish(bench: Stand, shape: str) -> Iterator[Row]:
+def publish(bench: Stand, shape: str) -> Iterator[Measurement]:
     """Measure the time of new weights from the learner's parameters to the engine, and until it generates again."""
     yield from bench.measure({"what": "publish", "shape": shape}, partial(_publish, bench, shape))
 
 
-def _publish(bench: Stand, shape: str) -> Row:
+def _publish(bench: Stand, shape: str) -> Measurement:
     model = bench.model(shape)
-    engine = Engine(model, slots=8, context=128, dtype=bench.dtype, stop_ids=())
+    engine = TorchEngine(model, slots=8, context=128, dtype=bench.dtype, stop_ids=())
     versions = iter(range(1, 100))
     seconds = bench.seconds(lambda: engine.publish(model, next(versions)))
     prompt = _prompts(bench, shape, 1)[0][:32]

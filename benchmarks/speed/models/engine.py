@@ -26,18 +26,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....agents.engines.sampling import SamplingParams
-from ....agents.engines.torch.torch_engine import Engine
+from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.model.llama import Llama
 from ....agents.model.weights import from_config, load_model, to_hf
 from ....agents.names import model_path
 from ....cli.arguments import COUNT, Parser
-from .beside.vllm_offline import vllm_server
+from .beside.vllm_offline import TimedPrompts, vllm_server
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 VOCAB = 2048
-Asked = list[tuple[list[int], int]]  # prompts, and the number of new tokens for each
 
 
 def models(dtype: torch.dtype, name: str = "") -> tuple[Llama, PreTrainedModel]:
@@ -59,7 +58,7 @@ def models(dtype: torch.dtype, name: str = "") -> tuple[Llama, PreTrainedModel]:
     return ours, theirs.to(dtype).eval()
 
 
-def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, Asked]:
+def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, TimedPrompts]:
     """Return the four kinds of work of the module's docstring, with about `count` requests each."""
     rng = random.Random(0)
 
@@ -79,7 +78,7 @@ def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, Asked]:
     }
 
 
-def generate(model: PreTrainedModel, asked: Asked, batch: int) -> None:
+def generate(model: PreTrainedModel, asked: TimedPrompts, batch: int) -> None:
     """Generate with transformers: sorted by length, padded on the left, `batch` requests at a time."""
     ordered = sorted(asked, key=lambda a: len(a[0]))
     for start in range(0, len(ordered), batch):
@@ -93,7 +92,7 @@ def generate(model: PreTrainedModel, asked: Asked, batch: int) -> None:
             )
 
 
-def serve(engine: Engine, model: PreTrainedModel, asked: Asked) -> None:
+def serve(engine: TorchEngine, model: PreTrainedModel, asked: TimedPrompts) -> None:
     """Generate with the engine: all requests are submitted at once, with an empty prefix cache."""
     engine.publish(model, engine.version + 1)
     for i, (prompt, new) in enumerate(asked):
@@ -130,11 +129,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
     ours, theirs = models(dtype, args.model)
-    engine = Engine(ours, slots=args.batch, context=256, dtype=dtype, stop_ids=())
+    engine = TorchEngine(ours, slots=args.batch, context=256, dtype=dtype, stop_ids=())
     print(
         f"{args.model or 'random weights'}, {args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
     )
-    sides: dict[str, Callable[[Asked], None]] = {
+    sides: dict[str, Callable[[TimedPrompts], None]] = {
         "generate": partial(generate, theirs, batch=args.batch),
         "engine": partial(serve, engine, ours),
     }

@@ -18,13 +18,13 @@ from ....trainers.controller.reporting.loggers import rows_of
 from ....trainers.controller.run import train
 from .node import MODES, Mode, best, played, simulated
 
-Curve = list[tuple[int, float, float]]
+ScoreCurve = list[tuple[int, float, float]]
 """Validations of a run: steps done, seconds since the first, score."""
 
 
 def score(args: argparse.Namespace) -> None:
     """Train what is missing, and print the tables."""
-    curves: dict[Mode, list[Curve]] = {mode: [] for mode in MODES}
+    curves: dict[Mode, list[ScoreCurve]] = {mode: [] for mode in MODES}
     for seed in args.seeds:
         for mode in MODES:
             where = args.out / f"seed{seed}-{mode}"
@@ -54,7 +54,7 @@ def finished(where: Path) -> bool:
     return path.exists() and rows_of(path)[-1].get("ending") == "done"
 
 
-def curve_of(where: Path, metric: str) -> Curve:
+def curve_of(where: Path, metric: str) -> ScoreCurve:
     """Read the validations of a run."""
     rows = [row for row in rows_of(where / "metrics.jsonl") if row["kind"] == "validation"]
     return [(row["step"], row["time"] - rows[0]["time"], row[metric]) for row in rows]
@@ -67,12 +67,12 @@ def node_seconds(args: argparse.Namespace) -> Mapping[Mode, Callable[[int], floa
     return {mode: lambda step, own=(0.0, *ends[mode]): own[step] for mode in MODES}  # type: ignore[misc]
 
 
-def reached(curve: Curve, moment: float) -> float:
+def reached(curve: ScoreCurve, moment: float) -> float:
     """Return the last score at a given time."""
     return [score for _, seconds, score in curve if seconds <= moment + 1e-9][-1]
 
 
-def tables(curves: Mapping[Mode, list[Curve]], node: Mapping[Mode, Callable[[int], float]]) -> list[str]:
+def tables(curves: Mapping[Mode, list[ScoreCurve]], node: Mapping[Mode, Callable[[int], float]]) -> list[str]:
     """Return the three tables as Markdown."""
     steps = [step for step, _, _ in curves["off"][0]]
     lines = [

@@ -16,7 +16,7 @@ from ..row_schemas import CodeRow, TestRow
 from .words import split_of_combination
 from .world import Dice
 
-Parameters = tuple[int, ...]
+FamilyNumbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Family:
     solution: str
     bounds: tuple[tuple[int, int], ...]
     """Smallest and largest value of each parameter."""
-    cases: Callable[[Dice, Parameters], Sequence[object]]
+    cases: Callable[[Dice, FamilyNumbers], Sequence[object]]
     """Function that returns test inputs, the difficult ones last: lines for stdin, or lists of arguments (`fn_name`)."""
     fn_name: str | None = None
 
 
-def _numbers(dice: Dice, parameters: Parameters) -> list[str]:
+def _numbers(dice: Dice, parameters: FamilyNumbers) -> list[str]:
     return [str(1 + dice.below(20)) for _ in range(4)] + [
         "0",
         str(-1 - dice.below(9)),
@@ -43,18 +43,18 @@ def _numbers(dice: Dice, parameters: Parameters) -> list[str]:
     ]
 
 
-def _around(dice: Dice, parameters: Parameters) -> list[str]:
+def _around(dice: Dice, parameters: FamilyNumbers) -> list[str]:
     limit = parameters[0]
     far = [str(limit + 5 + dice.below(20)), str(limit - 3 - dice.below(20))]
     return [*dice.shuffled(far), str(limit + 3 + dice.below(9)), str(limit), str(limit + 1), str(limit - 1)]
 
 
-def _rows(dice: Dice, parameters: Parameters) -> list[str]:
+def _rows(dice: Dice, parameters: FamilyNumbers) -> list[str]:
     rows = [" ".join(str(1 + dice.below(20)) for _ in range(3 + dice.below(3))) for _ in range(4)]
     return [*rows, str(1 + dice.below(9)), f"{-1 - dice.below(9)} {-1 - dice.below(9)}"]
 
 
-def _rows_around(dice: Dice, parameters: Parameters) -> list[str]:
+def _rows_around(dice: Dice, parameters: FamilyNumbers) -> list[str]:
     limit = parameters[0]
     rows = [" ".join(str(limit - 6 + dice.below(13)) for _ in range(4)) for _ in range(4)]
     return [*rows, f"{limit} {limit}", str(limit)]
@@ -63,16 +63,16 @@ def _rows_around(dice: Dice, parameters: Parameters) -> list[str]:
 WORDS = ("cat", "dog", "sun", "map", "cup", "net", "pen", "box", "hat", "key")
 
 
-def _words(dice: Dice, parameters: Parameters) -> list[str]:
+def _words(dice: Dice, parameters: FamilyNumbers) -> list[str]:
     return [*dice.shuffled(WORDS)[:5], "a"]
 
 
-def _pairs(dice: Dice, parameters: Parameters) -> list[list[int]]:
+def _pairs(dice: Dice, parameters: FamilyNumbers) -> list[list[int]]:
     pairs = [[1 + dice.below(20), 1 + dice.below(20)] for _ in range(4)]
     return [*pairs, [0, 0], [-1 - dice.below(9), 3], [7, 7]]
 
 
-def _lists(dice: Dice, parameters: Parameters) -> list[list[list[int]]]:
+def _lists(dice: Dice, parameters: FamilyNumbers) -> list[list[list[int]]]:
     lists = [[[1 + dice.below(20) for _ in range(3 + dice.below(3))]] for _ in range(4)]
     return [*lists, [[1 + dice.below(9)]], [[-1 - dice.below(9), -1 - dice.below(9)]]]
 
@@ -141,9 +141,9 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def combinations(family: Family, split: str) -> list[Parameters]:
+def combinations(family: Family, split: str) -> list[FamilyNumbers]:
     """Return all parameters of a family that belong to a split."""
-    every: list[Parameters] = [()]
+    every: list[FamilyNumbers] = [()]
     for low, high in family.bounds:
         every = [(*head, value) for head in every for value in range(low, high + 1)]
     return [combination for combination in every if split_of_combination(family.name, combination) == split]

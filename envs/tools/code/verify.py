@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any
 
 from ....agents.text.reply_readers import first_tagged, split_thinking
-from ..sandbox.launch import Level
+from ..sandbox.launch import SandboxLevel
 from ..sandbox.runner import Limits, Program, ProgramResult, resolve, submit
 from ..sandbox.values import decode, encode
 from .cases import Case, read_tests
@@ -97,7 +97,7 @@ class Report:
     """Report on one program: the cases in the order of its tests, and the level of the sandbox."""
 
     cases: tuple[CaseReport, ...]
-    sandbox: Level
+    sandbox: SandboxLevel
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -93,11 +93,11 @@ def drop_capabilities() -> None:
 def install_filter(code: bytes) -> None:
     """Attach a seccomp program (`seccomp`) to this process and all its later children."""
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_SECCOMP, 2, ctypes.byref(Program(len(code) // 8, code)))
+    prctl(PR_SET_SECCOMP, 2, ctypes.byref(FilterProgram(len(code) // 8, code)))
 
 
 def address_space() -> int:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from .kernel import NOBODY
 
-Level = Literal["bubblewrap", "namespaces", "unsafe"]
+SandboxLevel = Literal["bubblewrap", "namespaces", "unsafe"]
 PACKAGES = ("numpy",)  # packages that programs may import, if the host has them
 
 _HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ _ENVIRONMENT = {
 }
 
 
-def room_command(level: Level) -> list[str]:
+def room_command(level: SandboxLevel) -> list[str]:
     """Return the command that starts a room. The fork server is at its standard input."""
     view = _view()
     folder = "/tmp" if level != "unsafe" else f"/tmp/unitymas-room-{os.urandom(8).hex()}"
@@ -66,7 +66,7 @@ def room_command(level: Level) -> list[str]:
     return python
 
 
-def room_environment(level: Level, group: Sequence[int] = ()) -> dict[str, str]:
+def room_environment(level: SandboxLevel, group: Sequence[int] = ()) -> dict[str, str]:
     """Return the environment variables of a room: those that programs see, and the settings of the server.
 
     `group` holds descriptors of the programs' control group (`cgroups`), which the room inherits.

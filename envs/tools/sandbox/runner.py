@@ -28,7 +28,7 @@ from typing import Literal
 
 from ....agents.basics.failures import Infrastructure
 from .cgroups import CaseGroup
-from .launch import PACKAGES, Level, room_command, room_environment
+from .launch import PACKAGES, SandboxLevel, room_command, room_environment
 
 ProgramEnd = Literal[
     "finished",
@@ -39,7 +39,7 @@ ProgramEnd = Literal[
     "compile_error",
     "sandbox_violation",
 ]
-LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces")  # those that "auto" may choose
+LEVELS: tuple[SandboxLevel, ...] = ("bubblewrap", "namespaces")  # those that "auto" may choose
 _ADVICE = (
     "Install bubblewrap, or allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
     "kernel.apparmor_restrict_unprivileged_userns; in a container: --security-opt seccomp=unconfined). "
@@ -95,7 +95,7 @@ class ProgramResult:
     exit_code: int
     cpu: float
     wall: float
-    sandbox: Level
+    sandbox: SandboxLevel
     value: str | None = None
 
     @property
@@ -133,7 +133,7 @@ def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[Pr
     return _rooms(resolve(sandbox)).submit(program, limits)
 
 
-def resolve(sandbox: str = "auto") -> Level:
+def resolve(sandbox: str = "auto") -> SandboxLevel:
     """Return the level that will be used, after a test on this machine. Raise `SandboxError` if it does not work."""
     if sandbox == "unsafe":
         return "unsafe"
@@ -152,7 +152,7 @@ def resolve(sandbox: str = "auto") -> Level:
 
 
 @cache
-def _obstacle(level: Level) -> str | None:
+def _obstacle(level: SandboxLevel) -> str | None:
     """Return the reason why this level does not work here, or None. The test runs a program."""
     if sys.platform != "linux":
         return f"needs Linux, this is {sys.platform}"
@@ -166,7 +166,7 @@ def _obstacle(level: Level) -> str | None:
 
 
 @cache
-def _rooms(level: Level) -> _Rooms:
+def _rooms(level: SandboxLevel) -> _Rooms:
     rooms = _Rooms(level)
     _opened.append(rooms)
     return rooms
@@ -190,7 +190,7 @@ class _Rooms:
     plain programs, and one for programs that use PACKAGES, in which these are already imported.
     """
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: SandboxLevel) -> None:
         self.level = level
         affinity = hasattr(os, "sched_getaffinity")
         self.size = 1 + (len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1)
@@ -238,7 +238,7 @@ class _RoomDied(Exception):
 class _Room:
     """Room: one sandbox with a fork server in it (`room`), connected by a socket."""
 
-    def __init__(self, level: Level, *, with_packages: bool = False) -> None:
+    def __init__(self, level: SandboxLevel, *, with_packages: bool = False) -> None:
         self.level = level
         self.group: CaseGroup | None = None
         self._process: subprocess.Popen[bytes] | None = None

@@ -17,10 +17,12 @@ from typing import Literal
 import numpy as np
 
 from ....agents.basics.hints import nearest
+from ....agents.basics.renamed import renamed
 from .table import Bools, Floats, Ints, Signal, Table, total
 
 Each = Literal["trajectory", "call"]
-Score = Literal["act", "return", "chain", "mean", "agent", "episode"]
+ScoreKind = Literal["act", "return", "chain", "mean", "agent", "episode"]
+__getattr__ = renamed(__name__, {"Score": "ScoreKind"})
 
 SAME = 1e-9
 """Largest difference of scores that count as equal (relative to their size, if above 1): sums of credits
@@ -113,7 +115,7 @@ def partition(table: Table, by: str = "agent", each: str = "") -> Groups:
     return Groups(code, sample, share, samples)
 
 
-def scores(table: Table, kind: Score = "return", gamma: float = 1.0) -> Floats:
+def scores(table: Table, kind: ScoreKind = "return", gamma: float = 1.0) -> Floats:
     """Compute what is compared: one number per decision.
 
     act      what this act earned

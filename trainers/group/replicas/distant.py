@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-Packed = Mapping[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
+PackedWeights = Mapping[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
 """Weights by name: their type, shape and bytes."""
 
 
@@ -51,7 +51,7 @@ def _bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], NDArray[np.uint8
 
 
 @torch.no_grad()
-def unpack(weights: Packed, model: Decoder) -> None:
+def unpack(weights: PackedWeights, model: Decoder) -> None:
     """Copy weights into a model's own tensors."""
     own = dict(model.named_parameters())
     for name, (kind, shape, data) in weights.items():
@@ -59,7 +59,7 @@ def unpack(weights: Packed, model: Decoder) -> None:
         own[name].copy_(tensor)
 
 
-class About(TypedDict):
+class ReplicaFacts(TypedDict):
     """Facts about an engine that do not change."""
 
     stop_ids: frozenset[int]
@@ -101,12 +101,12 @@ class EngineHost:
         if number in self.requests:
             self.requests[number].cancel()
 
-    def publish(self, weights: Packed, version: int, adapter: str | None) -> None:
+    def publish(self, weights: PackedWeights, version: int, adapter: str | None) -> None:
         """Copy new weights."""
         unpack(weights, self.model)
         self.engine.publish(self.model, version, adapter)
 
-    def about(self) -> About:
+    def about(self) -> ReplicaFacts:
         """Return the facts about the engine that do not change."""
         engine = self.engine
         return {
@@ -136,7 +136,7 @@ class DistantEngine(Versioned):
         self.counts: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._link: ActorLink | None = None
-        about: About = self._ask("about")
+        about: ReplicaFacts = self._ask("about")
         self.stop_ids, self.context = about["stop_ids"], about["context"]
         self.cannot: Mapping[Ability, str] = about["cannot"]
         self.sleeps = about["sleeps"]

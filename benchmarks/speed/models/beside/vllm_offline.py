@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 from .....agents.model.llama import Llama
 from .....agents.model.weights import save_model
 
-Asked = list[tuple[list[int], int]]
+TimedPrompts = list[tuple[list[int], int]]
+"""Prompts, each with the number of new tokens."""
 
 
-def vllm_server(model: Llama, dtype: str, batch: int, context: int) -> Callable[[Asked], None]:
+def vllm_server(model: Llama, dtype: str, batch: int, context: int) -> Callable[[TimedPrompts], None]:
     """Return a function that answers requests with vLLM and the same weights.
 
     Each call begins with an empty prefix cache, and returns the log-prob of each token, as our engine does.
@@ -34,7 +35,7 @@ def vllm_server(model: Llama, dtype: str, batch: int, context: int) -> Callable[
         seed=0,
     )
 
-    def answer(asked: Asked) -> None:
+    def answer(asked: TimedPrompts) -> None:
         llm.reset_prefix_cache()
         params = [
             SamplingParams(max_tokens=new, min_tokens=new, ignore_eos=True, detokenize=False, logprobs=0)

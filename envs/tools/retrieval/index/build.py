@@ -11,7 +11,7 @@ from .....agents.names import model_path
 from .....cli.arguments import Parser
 from ..retriever import Passage, RetrievalError
 from .bm25 import Bm25Index
-from .corpus import Progress, read_corpus
+from .corpus import ProgressCallback, read_corpus
 from .dense import DenseIndex
 from .embedders import Embedder, HashEmbedder, SentenceEncoder
 from .index_files import read_manifest
@@ -33,7 +33,7 @@ def index_corpus(
     split: str | None = None,
     fields: dict[str, str] | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Bm25Index | DenseIndex:
     """Build an index of the file or folder `corpus` at `path`: BM25, or with an embedder a dense index."""
     passages = _some(read_corpus(corpus, split=split, fields=fields, progress=progress), corpus)
@@ -96,7 +96,7 @@ def _some(passages: Iterator[Passage], corpus: str | Path) -> Iterator[Passage]:
 
 
 @contextmanager
-def _progress_bar(title: str) -> Iterator[Progress]:
+def _progress_bar(title: str) -> Iterator[ProgressCallback]:
     """Show a progress bar on the terminal. The function that it yields takes (done, total)."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

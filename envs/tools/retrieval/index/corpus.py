@@ -25,7 +25,7 @@ LONGEST_LINE = 64 << 20
 JSON_LINES = {".jsonl", ".ndjson", ".json"}
 TABLES = {".tsv"}
 GZIP = ".gz"
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Function of (done, total), in bytes or rows, that shows the progress."""
 
 
@@ -38,7 +38,7 @@ def read_corpus(
     *,
     split: str | None = None,
     fields: dict[str, str] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Iterator[Passage]:
     """Yield the passages of the corpus at `path`.
 
@@ -92,7 +92,7 @@ def _check_ids(seen: array[int], path: Path) -> None:
         )
 
 
-def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, object]]:
+def _rows(path: Path, split: str | None, tell: ProgressCallback) -> Iterator[tuple[str, object]]:
     """Yield every row with its place."""
     if not path.exists():
         raise CorpusError(f"there is no corpus at {path}")
@@ -196,7 +196,7 @@ def _parquet(file: Path) -> Iterator[tuple[str, object, int]]:
         raise CorpusError(f"{file}: cannot be read as Parquet after row {number} ({error})") from None
 
 
-def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, object]]:
+def _saved_dataset(path: Path, split: str | None, tell: ProgressCallback) -> Iterator[tuple[str, object]]:
     try:
         import datasets
     except ImportError as error:

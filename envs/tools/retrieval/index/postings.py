@@ -33,7 +33,7 @@ RUN = 8_000_000
 PROGRESS, TERMS, LENGTHS = "progress.json", "terms.part", "lengths.part"
 """Files of a build that is not finished."""
 
-Run = npt.NDArray[np.int32]  # rows: term, passage, count; sorted by term, then passage
+SortedRun = npt.NDArray[np.int32]  # rows: term, passage, count; sorted by term, then passage
 Numbers = npt.NDArray[np.integer]
 Weigh = Callable[[Numbers, Numbers, Numbers], npt.NDArray[np.float64]]
 """Function of (terms, passages, counts) that returns impacts."""
@@ -63,7 +63,7 @@ class PostingsBuilder:
         self._words = array("i")  # term numbers of the current run
         self._lengths = array("i")  # of all passages
         self._run_start = 0  # the first passage of the current run
-        self._runs: list[Run | Path] = []
+        self._runs: list[SortedRun | Path] = []
 
     def add(self, terms: list[str]) -> bool:
         """Add the terms of the next passage. Tell whether a run ended with it."""
@@ -134,7 +134,7 @@ class PostingsBuilder:
                 handle.write(run.data)
             self._runs.append(file)
 
-    def _load_runs(self) -> Iterator[Run]:
+    def _load_runs(self) -> Iterator[SortedRun]:
         for run in self._runs:
             yield np.fromfile(run, np.int32).reshape(3, -1) if isinstance(run, Path) else run
 
@@ -174,7 +174,7 @@ def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: 
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedBuild:
     """State of a build at the end of a run."""
 
     settings: Mapping[str, object]
@@ -189,15 +189,15 @@ class Saved:
 
 
 def save(
-    folder: Path, builder: PostingsBuilder, before: Saved, size: int, passages: int, fingerprint: str
-) -> Saved:
+    folder: Path, builder: PostingsBuilder, before: SavedBuild, size: int, passages: int, fingerprint: str
+) -> SavedBuild:
     """Append everything new since `before`, sync it to the disk, then record the new state."""
     terms, lengths = builder.since(before.terms, before.passages)
     words = "".join(f"{term}\n" for term in terms).encode()
     _append(folder / TERMS, before.term_bytes, words)
     _append(folder / LENGTHS, before.passages * lengths.itemsize, lengths.tobytes())
     _sync(run_file(folder, builder.runs - 1))
-    saved = Saved(
+    saved = SavedBuild(
         before.settings, fingerprint, passages, size, builder.runs, before.terms + len(terms), before.term_bytes + len(words)
     )  # fmt: skip
     part = folder / f"{PROGRESS}.part"
@@ -224,11 +224,11 @@ def _sync(file: Path) -> None:
         os.close(handle)
 
 
-def restored(folder: Path, builder: PostingsBuilder, settings: Mapping[str, object]) -> Saved:
+def restored(folder: Path, builder: PostingsBuilder, settings: Mapping[str, object]) -> SavedBuild:
     """Load the state of an interrupted build into the builder, and return it. Without one of these settings, return a new one."""
-    fresh = Saved(settings)
+    fresh = SavedBuild(settings)
     try:
-        saved = Saved(**json.loads((folder / PROGRESS).read_text()))
+        saved = SavedBuild(**json.loads((folder / PROGRESS).read_text()))
         runs = [run_file(folder, number) for number in range(saved.runs)]
         words = (folder / TERMS).read_bytes()[: saved.term_bytes].decode().split("\n")[:-1]
         lengths = array("i")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Connection:
+class _PooledConnection:
     transport: asyncio.Transport
     address: str
     timer: asyncio.TimerHandle | None = None
@@ -42,7 +42,7 @@ class Connections:
         self.most = min(most, descriptors() // 2)
         self.most_each, self.slots, self.slots_each = most_each, slots, slots_each
         self.first, self.idle = first, idle
-        self._all: dict[object, _Connection] = {}  # the longest idle one first
+        self._all: dict[object, _PooledConnection] = {}  # the longest idle one first
         self._each: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
 
@@ -71,7 +71,7 @@ class Connections:
     def made(self, protocol: object, transport: asyncio.Transport) -> None:
         """Add a connection. If there are too many, close the longest idle one, or this one if all others are busy."""
         address = _address(transport)
-        self._all[protocol] = new = _Connection(transport, address)
+        self._all[protocol] = new = _PooledConnection(transport, address)
         self._each[address] += 1
         self._wait(new, self.first)
         if self._each[address] > self.most_each:
@@ -121,7 +121,7 @@ class Connections:
         mine = self._busy[connection.address] if connection else 0
         return self._busy.total() < self.slots and mine < self.slots_each
 
-    def _wait(self, connection: _Connection, seconds: float) -> None:
+    def _wait(self, connection: _PooledConnection, seconds: float) -> None:
         _stop(connection)
         connection.timer = asyncio.get_running_loop().call_later(seconds, connection.transport.abort)
 
@@ -134,7 +134,7 @@ class Connections:
                 return
 
 
-def _stop(connection: _Connection) -> None:
+def _stop(connection: _PooledConnection) -> None:
     if connection.timer is not None:
         connection.timer.cancel()
         connection.timer = None

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from ..retriever import Passage
 
-Key = tuple[str, str, int]
+MemoKey = tuple[str, str, int]
 
 
 class AnswerCache:
@@ -16,7 +16,7 @@ class AnswerCache:
     def __init__(self, capacity: int = 100_000) -> None:
         self.capacity = capacity
         self.hits = self.misses = 0
-        self._answers: OrderedDict[Key, list[Passage]] = OrderedDict()
+        self._answers: OrderedDict[MemoKey, list[Passage]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, fingerprint: str, query: str, k: int) -> list[Passage] | None:
