@@ -22,7 +22,7 @@ check: .venv/ready
 	$(BIN)/mypy
 
 docs: .venv/ready
-	$(BIN)/python -m unitymas.benchmarks.pages.environments docs
+	$(BIN)/python -m unitymas.benchmarks.pages.environment_pages docs
 
 site: .venv/ready
 	$(BIN)/mkdocs build -q --strict

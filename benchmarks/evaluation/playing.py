@@ -29,7 +29,7 @@ from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
 from ...envs.registry import UnknownEnv, make_arena, spec
 from ..pages.html import write_page
-from . import identity, stats, tables
+from . import identity, result_tables, stats
 from .episode_files import Store
 from .result_types import FiguresDict, Results, TraceJson
 from .results import (
@@ -105,11 +105,11 @@ class EvaluationResult:
 
     def markdown(self) -> str:
         """Return the tables as Markdown."""
-        return tables.markdown([self.plain])
+        return result_tables.markdown([self.plain])
 
     def latex(self) -> str:
         """Return the tables as LaTeX, for the package booktabs."""
-        return tables.latex([self.plain])
+        return result_tables.latex([self.plain])
 
     def __str__(self) -> str:
         return self.markdown()

@@ -24,7 +24,7 @@ from ...envs.data.local import is_prepared
 from ...envs.data.published import CATALOGUE
 from ...envs.registry import list_envs, make_arena, spec
 from ..pages.html import asset
-from . import tables
+from . import result_tables
 from .playing import Evaluation, EvaluationResult, OnEpisode
 
 PINS = "suites.json"
@@ -63,13 +63,13 @@ class SuiteResult:
 
     def markdown(self) -> str:
         """Return the tables as Markdown."""
-        return f"{self.suite.id}: {self.suite.description}\n\n" + tables.markdown(
+        return f"{self.suite.id}: {self.suite.description}\n\n" + result_tables.markdown(
             [r.plain for r in self.results.values()]
         )
 
     def latex(self) -> str:
         """Return the tables as LaTeX."""
-        return tables.latex([r.plain for r in self.results.values()])
+        return result_tables.latex([r.plain for r in self.results.values()])
 
     def __str__(self) -> str:
         return self.markdown()

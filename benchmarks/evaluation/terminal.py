@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TextIO
 from ...agents.basics.hints import counted
 from ..pages.html import printable
 from . import stats
+from .result_tables import estimate
 from .result_types import TraceJson
 from .results import EpisodeRow, RoleSum
-from .tables import estimate
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -35,7 +35,7 @@ from ...agents.basics.json_types import JsonObject
 from ...agents.engines.vllm.vllm_setup import installed
 from ...trainers.controller.resume import NothingToResume
 from ...trainers.controller.run import train
-from . import lives, work
+from . import forked_runs, work
 from .blows import MOMENTS, RECIPE, Blow, Hand, UnderFire, aimed
 from .equality import differences
 
@@ -114,8 +114,8 @@ class Battle:
             calls = {**hand.took, "run": [time.perf_counter() - started]}
             told.write_text(json.dumps([calls, sorted(sys.modules)]))
 
-        code = lives.lasts(lives.begin(life, self.place / "whole.log"), self.args.limit)
-        left = lives.survivors(0.0 if code is None else 120.0)
+        code = forked_runs.lasts(forked_runs.begin(life, self.place / "whole.log"), self.args.limit)
+        left = forked_runs.survivors(0.0 if code is None else 120.0)
         if code != 0 or left:
             words = (self.place / "whole.log").read_text()[-4000:]
             raise RuntimeError(
@@ -123,7 +123,7 @@ class Battle:
             )
         calls: dict[str, list[float]]
         calls, modules = json.loads(told.read_text())
-        lives.import_early(modules)
+        forked_runs.import_early(modules)
         return calls
 
     def hand(self, blows: list[Blow]) -> Hand:
@@ -164,16 +164,16 @@ class Battle:
             noted = self.noted()
             self.chance.random()  # each life's own
             limit = self.args.limit * (1 + len(mine))
-            code = lives.lasts(lives.begin(partial(self.life, where, mine), log), limit)
+            code = forked_runs.lasts(forked_runs.begin(partial(self.life, where, mine), log), limit)
             for kill in self.noted()[len(noted) :]:
                 self.report.kills[kill["moment"]] += 1
                 self.report.hits[kill["hit"]] += 1
             struck = own and len(self.noted()) > len(noted)
             if code is None:
-                lives.survivors(0.0)
+                forked_runs.survivors(0.0)
                 self.report.faults.append(f"{where.name} did not end within {limit:g} s (see {log})")
                 return
-            if left := lives.survivors():
+            if left := forked_runs.survivors():
                 self.report.faults.append(f"{where.name}: processes left behind: {left}")
             if struck and code == -9:
                 self.report.resumed += 1
@@ -215,7 +215,7 @@ def in_a_life(work: Callable[[], object], log: Path) -> None:
     def life() -> None:
         work()
 
-    if lives.lasts(lives.begin(life, log), 600) != 0:
+    if forked_runs.lasts(forked_runs.begin(life, log), 600) != 0:
         raise RuntimeError(log.read_text()[-4000:])
 
 
@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ...trainers.group import model_group  # noqa: F401  what every life needs is imported once
 
     torch.set_num_threads(1)
-    lives.adopt_orphans()
+    forked_runs.adopt_orphans()
     place = args.keep or Path(tempfile.mkdtemp(prefix="unitymas-faults-"))
     place.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(

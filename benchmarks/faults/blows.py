@@ -22,7 +22,7 @@ from ...trainers.controller.stage import Stage
 from ...trainers.controller.step import Default
 from ...trainers.group.contract import Group
 from ...trainers.recipes import register_recipe
-from .lives import family
+from .forked_runs import family
 
 RECIPE = "under-fire"
 MOMENTS = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...agents.basics.hints import counted
 from ...cli.arguments import Parser
 from ...envs.core.trace import Trace, read_dicts, write
-from ..evaluation import tables
+from ..evaluation import result_tables
 from ..evaluation.evaluate import saved_results
 from ..evaluation.result_types import Metadata, Results
 from ..evaluation.results import episode_list, episode_row, figures, results_text
@@ -93,7 +93,7 @@ def inspect(folder: str | Path, *, verify: bool = False) -> Inspection:
 def _readme(metadata: Metadata, results: Results) -> str:
     run = results["run"]
     return (
-        f"# {printable(metadata['name'])}\n\n{printable(metadata['description'])}\n\n{tables.markdown([results])}\n"
+        f"# {printable(metadata['name'])}\n\n{printable(metadata['description'])}\n\n{result_tables.markdown([results])}\n"
         f"Evaluated {run['date']} with `{printable(run['command'])}`.\n\n"
         "Check it: `unitymas submit --check --verify .`; look at its episodes: `unitymas view traces.jsonl.zst`.\n"
     )

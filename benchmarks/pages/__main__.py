@@ -2,7 +2,7 @@
 
 import sys
 
-from .environments import main
+from .environment_pages import main
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

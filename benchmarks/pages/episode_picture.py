@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ...envs.core.trace import Trace
 from ...envs.core.workflow import Node
 from ...envs.faces.render import one_line, use_in_words
-from .boards import boards
+from .game_drawings import boards
 from .html import escape
 
 WIDTH, ROW, LANE, TOP = 460, 24, 15, 20

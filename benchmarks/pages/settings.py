@@ -1,6 +1,6 @@
 """Generator of the page `docs/settings.md`: every setting of a run, with its range, default and documentation.
 
-    python -m unitymas.benchmarks.pages.environments docs
+    python -m unitymas.benchmarks.pages.environment_pages docs
 
 Everything is read from the source of the config's dataclasses, in which the documentation follows each field.
 """

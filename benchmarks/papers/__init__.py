@@ -6,5 +6,5 @@
     python -m unitymas.benchmarks.papers.routing --seeds 0 1 2          a router learns to spend fewer calls
     python -m unitymas.benchmarks.papers.unitymas_o --seeds 0 1 2       before and after; shared or separate; two rewards
 
-`grid.py` runs a grid of conditions and seeds and writes the page (docs/papers/), `micro.py` makes the small models.
+`reproduction.py` runs a grid of conditions and seeds and writes the page (docs/papers/), `micro.py` makes the small models.
 """

@@ -11,8 +11,8 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import held_out, learn, micro_model
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
 from .uneven import registered
 
 STEPS = 60

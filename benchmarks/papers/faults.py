@@ -17,8 +17,8 @@ from ...trainers.algorithms import register_algorithm
 from ...trainers.algorithms.grpo import GRPO
 from ...trainers.controller.statistics.comparison import Groups
 from ...trainers.controller.statistics.table import Floats, Ints, Table
-from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import held_out, learn, micro_model
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
 from .uneven import registered
 
 

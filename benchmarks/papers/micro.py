@@ -27,7 +27,7 @@ from ...trainers.config.reader import ConfigTree
 from ...trainers.config.schema import merge
 from ...trainers.controller.run import train
 from ...trainers.controller.statistics.table import Signal
-from .grid import CellFigures, ConditionSettings
+from .reproduction import CellFigures, ConditionSettings
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

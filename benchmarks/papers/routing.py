@@ -18,8 +18,8 @@ from ...agents.team import Player
 from ...envs.core.drivers import rollout
 from ...envs.registry import make
 from ...rewards.routing import CallCost, RoutedF1
-from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import Pupil, held_out, learn, micro_model, school, sound
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
 
 ENV, SEARCH = "mask-router-hotpotqa", "search-router-hotpotqa"
 WORLD: JsonObject = {"data": "mini", "prompts": "short"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ...agents.basics.json_types import JsonObject
 from ...rewards.games import GameCredit
-from .grid import CellFigures, Claim, ConditionSettings, Paper, command
 from .micro import held_out, learn, micro_model
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
 
 GAME: JsonObject = {"difficulty": {"side": 4, "walls": 0.15}, "max_steps": 8}
 STEPS, TEST = 80, 128

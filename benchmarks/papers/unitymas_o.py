@@ -16,7 +16,7 @@ from ...trainers.config.presets import TINY as COMMON
 from ...trainers.config.schema import merge
 from ...trainers.controller.run import train
 from ..demo import recipe
-from .grid import CellFigures, Claim, ConditionSettings, Paper, command
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
 
 PACKAGE = __package__.partition(".")[0]
 ENVS = {"rag": "rag-nq", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}

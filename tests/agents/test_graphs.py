@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config
 
 from unitymas.agents.engines.sampling import SamplingParams
-from unitymas.agents.engines.torch.graphs import DecodeGraphs, fixed_size
+from unitymas.agents.engines.torch.cuda_graphs import DecodeGraphs, fixed_size
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.model import attention
 from unitymas.agents.model.attention import LastQueries, pack

@@ -28,7 +28,7 @@ from unitymas.agents.policies import Answer, Call
 from unitymas.agents.roles import Choice, Role
 from unitymas.benchmarks.evaluation import episode_files as store
 from unitymas.benchmarks.evaluation import evaluate as ev
-from unitymas.benchmarks.evaluation import suites, tables
+from unitymas.benchmarks.evaluation import result_tables, suites
 from unitymas.benchmarks.evaluation.terminal import Board
 from unitymas.cli import evaluation as evalcli
 from unitymas.cli import main
@@ -212,7 +212,7 @@ def test_ablation_and_swap_find_the_role_that_carries() -> None:
         for e in ev.swap("two-minds", Knower(), {"speaker": Knower(), "vetoer": vetoes}, k=2)
     }
     assert won == {"speaker": 0.0, "vetoer": 1.0}
-    assert "| vetoer " in tables.effects_markdown(
+    assert "| vetoer " in result_tables.effects_markdown(
         "role", ev.ablate("two-minds", Knower(), vetoes, k=1, tasks=3)
     )
 

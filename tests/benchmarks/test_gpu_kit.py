@@ -11,7 +11,7 @@ import torch
 
 from unitymas.benchmarks.speed.gpu import __main__ as kit
 from unitymas.benchmarks.speed.gpu.learning import TOLERANCE
-from unitymas.benchmarks.speed.gpu.shapes import TINY, Sizes, Stand
+from unitymas.benchmarks.speed.gpu.model_sizes import TINY, Sizes, Stand
 
 
 def bench(seconds=600.0):

@@ -7,8 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unitymas.benchmarks.papers import dr_mas, faults, grid, micro, routing, stronger_mas, uneven, unitymas_o
-from unitymas.benchmarks.papers.grid import Claim, Paper, judged, key_of, load, mean_of, page, run
+from unitymas.benchmarks.papers import (
+    dr_mas,
+    faults,
+    micro,
+    reproduction,
+    routing,
+    stronger_mas,
+    uneven,
+    unitymas_o,
+)
+from unitymas.benchmarks.papers.reproduction import Claim, Paper, judged, key_of, load, mean_of, page, run
 from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make, unregister
 from unitymas.trainers.controller.statistics.table import Decision, Table
@@ -32,8 +41,8 @@ PAPER = Paper(
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(grid, "PAGES", tmp_path / "pages")
+    monkeypatch.setattr(reproduction, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(reproduction, "PAGES", tmp_path / "pages")
     played.clear()
 
 
@@ -66,7 +75,7 @@ def test_two_processes_can_fill_one_grid(tmp_path):
 
 
 def test_verdicts_and_page(tmp_path):
-    assert grid.command(PAPER, ["--seeds", "0", "1", "2", "--folder", str(tmp_path / "runs")]) == 0
+    assert reproduction.command(PAPER, ["--seeds", "0", "1", "2", "--folder", str(tmp_path / "runs")]) == 0
     cells = load(PAPER)
     verdict, gap = judged(PAPER, PAPER.claims[0], cells)
     assert verdict == "holds" and gap.value == pytest.approx(0.6)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.benchmarks.pages.environments import main, pages
+from unitymas.benchmarks.pages.environment_pages import main, pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -81,12 +81,14 @@ def test_generated_pages_are_fresh():
         | {n for n in kept & set(texts) if (DOCS / n).read_text() != texts[n]}
     )
     assert not stale, (
-        f"run `make docs` (python -m unitymas.benchmarks.pages.environments docs) and commit: {stale}"
+        f"run `make docs` (python -m unitymas.benchmarks.pages.environment_pages docs) and commit: {stale}"
     )
 
 
 def test_pages_of_environments_that_are_no_more_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("unitymas.benchmarks.pages.environments.pages", lambda: {"environments/a.md": "a"})
+    monkeypatch.setattr(
+        "unitymas.benchmarks.pages.environment_pages.pages", lambda: {"environments/a.md": "a"}
+    )
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments/old.md").write_text("old")
     assert main([str(tmp_path)]) == 0

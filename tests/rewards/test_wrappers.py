@@ -36,7 +36,7 @@ def test_former_wrappers_still_pay_and_pickle():
     with pytest.warns(
         DeprecationWarning, match=r"RewardWrapper\(env, TurnDelta\(…\)\), with TurnDelta of .*shaping"
     ):
-        getattr(wrappers, "TurnDelta")
+        _ = wrappers.TurnDelta
     env = former(plain(), long, name="length")
     assert isinstance(env, RewardWrapper)
     with pytest.warns(DeprecationWarning):
@@ -45,7 +45,7 @@ def test_former_wrappers_still_pay_and_pickle():
         trace = unitymas.rollout(each, "scripted", tasks=1)[0]
         assert trace.rewards("0") == {"length": len(trace.nodes)}
     with pytest.raises(AttributeError, match="Trajectory"):
-        getattr(wrappers, "Trajectory")
+        _ = wrappers.Trajectory
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_old_names_of_types_are_the_new_types(module, old, new):
         former = getattr(home, old)
     assert former is getattr(home, new)
     with pytest.raises(AttributeError, match="nothing"):
-        getattr(home, "nothing")
+        _ = home.nothing

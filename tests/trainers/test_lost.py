@@ -20,7 +20,7 @@ import pytest
 
 import unitymas
 from unitymas.agents.basics.failures import GroupLost
-from unitymas.benchmarks.faults.lives import family
+from unitymas.benchmarks.faults.forked_runs import family
 from unitymas.benchmarks.faults.work import ID, register_pair
 from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
 from unitymas.trainers.config.schema import ConfigError, RayConfig

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from ...model.decoder import Decoder
-from .graphs import DecodeGraphs
+from .cuda_graphs import DecodeGraphs
 from .kv_cache import Cache, Prefixes
 
 

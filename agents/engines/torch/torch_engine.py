@@ -38,8 +38,8 @@ from ..generation import Request as Request
 from ..generation import Versioned as Versioned
 from ..sampling import Draw, SamplingParams, Tries, draw
 from ..stopping import Stopper, closing_ids, closing_tokens, pieces_within
+from .cuda_graphs import DecodeGraphs
 from .driving import Driven, result_of
-from .graphs import DecodeGraphs
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
 from .prefill import Piece, cut, groups
 from .sleeping import Napping

@@ -33,7 +33,7 @@ BEGAN = time.monotonic()  # before torch is imported, which takes a part of a se
 import torch  # noqa: E402
 
 from . import learning, speaking  # noqa: E402
-from .shapes import TINY, Measurement, Sizes, Stand  # noqa: E402
+from .model_sizes import TINY, Measurement, Sizes, Stand  # noqa: E402
 
 Section = Callable[[Stand], Iterator[Measurement]]
 

@@ -31,7 +31,7 @@ from ....trainers.group.learning.packing import lay
 from ....trainers.group.learning.parameters import Parameters
 from ....trainers.group.learning.update import Learner
 from ....trainers.group.sample_store import Sample
-from .shapes import Measurement, Stand, n_tokens, samples_of
+from .model_sizes import Measurement, Stand, n_tokens, samples_of
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "L4": 121e12,
          "4090": 165e12, "A10": 125e12}  # fmt: skip

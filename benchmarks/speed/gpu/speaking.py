@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from ....agents.engines.sampling import SamplingParams
-from ....agents.engines.torch.graphs import DecodeGraphs
+from ....agents.engines.torch.cuda_graphs import DecodeGraphs
 from ....agents.engines.torch.torch_engine import TorchEngine
-from .shapes import Measurement, Stand
+from .model_sizes import Measurement, Stand
 
 
 def decode(bench: Stand, shape: str) -> Iterator[Measurement]:

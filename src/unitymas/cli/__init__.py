@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from .table import COMMANDS as COMMANDS
+from .verbs import COMMANDS as COMMANDS
 
 
 def main(argv: list[str] | None = None) -> int:

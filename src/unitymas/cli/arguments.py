@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..agents.basics.hints import nearest
-from .completion import ASKED, answer
+from .shell_completion import ASKED, answer
 
 
 class Parser(argparse.ArgumentParser):

@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 from ..agents.basics.hints import nearest
 from ..own import BrokenPlugin, load, place, told
-from . import completion
-from .table import COMMANDS
+from . import shell_completion
+from .verbs import COMMANDS
 
 
 def run(argv: list[str] | None = None) -> int:
     """Run one command; errors that a user can mend are one line, without a traceback."""
-    if completion.ASKED in os.environ:
-        completion.complete(COMMANDS, lambda name, words: _command(name)(list(words)))
+    if shell_completion.ASKED in os.environ:
+        shell_completion.complete(COMMANDS, lambda name, words: _command(name)(list(words)))
         return 0
     try:
         words = list(sys.argv[1:] if argv is None else argv)

@@ -18,7 +18,7 @@ from ..agents.model_settings import add_arguments, settings_of
 from ..agents.names import not_here, unverified
 from ..agents.spending import BudgetSpent
 from ..agents.team import Team
-from ..benchmarks.evaluation import identity, tables
+from ..benchmarks.evaluation import identity, result_tables
 from ..benchmarks.evaluation.evaluate import Evaluation, EvaluationResult, ablate, evaluate, swap
 from ..benchmarks.evaluation.suites import SuiteResult, evaluations, suite
 from ..benchmarks.evaluation.terminal import Board
@@ -239,16 +239,16 @@ def _compare(
     given: argparse.Namespace, result: EvaluationResult, team: Team, rival: Team, out: Path, how: JsonObject
 ) -> None:
     base = evaluate(given.env, rival, out=out / "baseline", **how)
-    print(tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
+    print(result_tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
     if given.ablate:
         print(
-            tables.effects_markdown(
+            result_tables.effects_markdown(
                 f"{given.team}, role by {given.baseline}", ablate(given.env, team, rival, out=out, **how)
             )
         )
     if given.swap:
         print(
-            tables.effects_markdown(
+            result_tables.effects_markdown(
                 f"{given.baseline}, role by {given.team}", swap(given.env, team, rival, out=out, **how)
             )
         )

@@ -24,8 +24,8 @@ from ...config.group_settings import GroupSpec
 from ...config.reader import ConfigError, leaves, to_dict, written
 from ...config.schema import RunConfig
 from ..collect import Harvest
+from .draw_record import EpisodeRecord, record_of
 from .log import NAME, records
-from .record import EpisodeRecord, record_of
 from .stream import Stream, exact
 
 if TYPE_CHECKING:

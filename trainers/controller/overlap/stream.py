@@ -31,8 +31,8 @@ from ..checkpoint import Saved
 from ..collect import Draws, Harvest, sampled_tokens, too_old
 from ..reporting.progress import Progress, Speed
 from ..statistics.table import Decision
+from .draw_record import record_of
 from .log import NAME, Log, LogMark
-from .record import record_of
 
 if TYPE_CHECKING:
     from ..stage import Stage

@@ -231,7 +231,7 @@ class RankedGroup(ModelGroup):
 
 def _start(spec: GroupSpec) -> Ranks:
     if spec.rank_actors:
-        from .actors import RankActors
+        from .rank_actors import RankActors
 
         return RankActors(spec)
     return RankProcesses(spec)

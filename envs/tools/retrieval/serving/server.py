@@ -5,7 +5,7 @@ the header X-Index-Fingerprint, so a client of several servers notices if they d
 
 Clients are not trusted, so each request has limits: on its body, its queries, its passages and the size of its answer. A
 search that takes too long stops between two queries. If more than `waiting` requests wait, the next one gets a status that
-asks the client to retry. The number of connections is limited, and silent ones are closed first (connections.py). Pages in a
+asks the client to retry. The number of connections is limited, and silent ones are closed first (connection_limits.py). Pages in a
 browser are refused by their Origin. With a `token`, clients without it are refused.
 """
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from .....cli.arguments import PORT, Parser
 from ..retriever import Index, Passage, batches
 from ..wire import SearchRequest, decode_request, encode_response
-from .connections import Connections, descriptors
+from .connection_limits import Connections, descriptors
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware

@@ -35,7 +35,7 @@ COMMANDS = {
         "convert traces to a dataset, Parquet, JSON lines or Perfetto",
     ),
     "launch": (
-        "trainers.launch.command:launch_main",
+        "trainers.launch.launch_command:launch_main",
         "start a Ray cluster by Slurm, Kubernetes or ssh, and train on it",
     ),
     "data": ("cli.data:data_main", "list, prepare, check and index data sets"),

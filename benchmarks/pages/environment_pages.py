@@ -1,6 +1,6 @@
 """Generator of the documentation's pages of environments, from the environments themselves.
 
-    python -m unitymas.benchmarks.pages.environments docs
+    python -m unitymas.benchmarks.pages.environment_pages docs
 
 It writes a gallery, a table, and for each environment a page with an episode and its picture.
 """
