@@ -2,19 +2,23 @@
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitymas import __version__
+import unitymas
+from unitymas import Outcome, Role, Workflow, __version__
 from unitymas.agents.basics.hints import counted
 from unitymas.cli import COMMANDS, environments, evaluation, main
 from unitymas.cli.arguments import parse_team
+from unitymas.envs.registry import unregister
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -59,6 +63,8 @@ def test_help_lists_the_commands(capsys):
         ("info rag-nq --reward defualt --data mini reward=x", "unknown option '--reward'"),
         # a beginning of an option is not that option
         ("train rag-nq --mod tiny", "unknown option '--mod'; did you mean '--model'?"),
+        ("eval rag-nq prompts=[a", "unitymas eval: prompts: '[a' is no YAML value"),
+        ("warmstart rag-nq top_k=[a --out here", "unitymas warmstart: top_k: '[a' is no YAML value"),
         ("eval rag-nq --budget 3", "unknown option '--budget'; did you mean '--budget-tokens'?"),
         ("view runs/1 --no-o", "unknown option '--no-o'; did you mean '--no-open'?"),
         ("data prepare nq --ag", "unknown option '--ag'; did you mean '--again'?"),
@@ -182,3 +188,43 @@ def test_every_argument_says_what_it_is(name, monkeypatch):
     parser = parser_of(name, monkeypatch)
     silent = [f"{prog} {action.dest}" for prog, action in actions(parser) if not action.help]
     assert not silent and parser.description
+
+
+class Gentle(Workflow):
+    """A workflow with arguments of three types."""
+
+    roles = (Role("speaker"),)
+
+    def __init__(self, rate: float = 0.1, loud: bool = True, mode: Literal["on", "off"] = "on") -> None:
+        self.rate, self.loud, self.mode = rate, loud, mode
+
+    async def run(self, ep):
+        return Outcome(answer=(await ep.act("speaker", "Say it.")).text)
+
+
+def right(trace, task):
+    return 1.0
+
+
+def test_arguments_of_a_workflow_are_read_as_a_config_reads_them(tmp_path, capsys):
+    unitymas.register(
+        "gentle", workflow=Gentle, reward=right, tasks=[{"id": "1", "question": "?", "answers": ["x"]}]
+    )
+    try:
+        words = [
+            "rate=1e-5",
+            "loud=off",
+            "mode=off",
+            "--team",
+            "fool",
+            "-k",
+            "1",
+            "--out",
+            str(tmp_path),
+            "-q",
+        ]
+        assert main(["eval", "gentle", *words]) == 0
+    finally:
+        unregister("gentle")
+    config = json.loads((tmp_path / "results.json").read_text())["provenance"]["env"]["config"]
+    assert config == {"rate": 1e-5, "loud": False, "mode": "off", "modified": ["loud", "mode", "rate"]}

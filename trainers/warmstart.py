@@ -40,6 +40,8 @@ from ..envs.core.trace import Trace
 from ..envs.registry import make_arena, spec
 from .algorithms.algorithm import Algorithm, AlgorithmState, Metrics
 from .config.presets import WARMSTART_FILE
+from .config.reader import override
+from .config.resolve import typed_arguments
 from .controller.statistics.table import Ints, Signal, Table
 from .rows import TrainingRow, rows
 
@@ -287,15 +289,12 @@ def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -
     return None if chosen is None else thaw(chosen.choice)
 
 
-def _arguments(parser: Parser, words: Sequence[str]) -> dict[str, object]:
+def _arguments(parser: Parser, id: str, words: list[str]) -> dict[str, object]:
     """Read the arguments of a workflow: name=value."""
-    config = {}
     for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
+        if "=" not in word:
             parser.error(parser.unknown(word))
-        config[name] = yaml.safe_load(value)
-    return config
+    return typed_arguments(id, override({}, words))
 
 
 def _check_named(parser: Parser, options: argparse.Namespace) -> None:
@@ -358,7 +357,7 @@ def warmstart_main(argv: Sequence[str]) -> int:
     _check_named(parser, options)
     if not options.epochs and not options.replies:
         parser.error("--epochs 0 learns nothing; give --epochs or --replies")
-    config = _arguments(parser, options.args)
+    config = _arguments(parser, options.id, options.args)
     names = ("epochs", "lr", "batch", "lora", "precision", "seed")
     settings = {"draws": options.replies, **{name: getattr(options, name) for name in names}}
     where = warmstart(

@@ -53,7 +53,7 @@ def evaluate(
     rescore: bool = False,
     on_episode: OnEpisode | None = None,
     **options: Any,
-) -> Any:
+) -> EvaluationResult | Any:  # a union with a suite's result would ask every caller which one it is
     """Evaluate a team on an environment. Return an `EvaluationResult`; for a suite (``"suite:…"``) a `SuiteResult`.
 
     The result holds avg@k with its interval, pass@k, pass^k, figures by role, and the cost. The default split is "test". All

@@ -333,11 +333,24 @@ def check_count(name: str, count: object) -> None:
         raise ValueError(f"{name} must be a whole number, at least 1, got {count!r:.60}")
 
 
-def rollout(env: EnvLike, team: TeamLike, **how: Any) -> list[Trace]:
-    """Run `arollout` from synchronous code (also inside a notebook's running event loop). The arguments are the
-    same.
-    """
-    return run_sync(arollout(env, team, **how))
+def rollout(
+    env: EnvLike,
+    team: TeamLike,
+    *,
+    tasks: TaskChoice = None,
+    k: int = 1,
+    concurrency: int = 256,
+    seed: int = 0,
+    on_trace: Callable[[Trace], object] | None = None,
+    keep_tokens: str | None = None,
+    **make: Any,
+) -> list[Trace]:
+    """Play `k` episodes of each task with a team, as `arollout` does, from synchronous code (also in a notebook)."""
+    return run_sync(
+        arollout(
+            env, team, tasks=tasks, k=k, concurrency=concurrency, seed=seed, on_trace=on_trace, keep_tokens=keep_tokens, **make
+        )
+    )  # fmt: skip
 
 
 def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None] | None = None) -> T:

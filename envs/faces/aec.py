@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import NoReturn, TypedDict, TypeVar
 
 from gymnasium.spaces import Dict
 from pettingzoo import AECEnv
 
 from ...agents.basics.failures import Ended
+from ...agents.basics.hints import nearest
 from ...agents.policies import Message
 from ...agents.text.reply_readers import MAX_REPLY
 from ..core.arena import Arena
@@ -88,7 +88,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         options = dict(options or {})
         task_id = options.pop("task_id", None)
         for name in options:  # PettingZoo allows options of other environments; misspelt ones are errors
-            if get_close_matches(name, ["task_id"]) or name == "task":
+            if name == "task" or nearest(name, ["task_id"], alike=0.6, instead=""):
                 raise unknown("reset option", name, ["task_id"])
         if task_id is None:
             task_id = self._chance.choice(self.arena.task_ids)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import pickle
 import random
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import unitymas
 from unitymas import Choice, Outcome, Raw, Role, Tags, ToolError, Workflow
 from unitymas.envs.core.execution import Budget, Ended, Execution, ReplayDivergence
 from unitymas.envs.core.fast import NUMBERS
@@ -228,6 +230,11 @@ def test_no_running_loop_is_visible_inside_run():
         return execution.outcome
 
     assert asyncio.run(outside()) == {"answer": "hidden"}
+
+
+def test_both_rollouts_take_the_same_arguments():
+    rollout, arollout = (inspect.signature(f).parameters for f in (unitymas.rollout, unitymas.arollout))
+    assert rollout == arollout and {"tasks", "k", "keep_tokens"} <= set(rollout)
 
 
 def test_chance_comes_from_the_episode():

@@ -111,14 +111,18 @@ def algorithm_settings(policy: str, given: Mapping[str, object]) -> ConfigTree:
 
 def workflow_arguments(env: EnvConfig) -> ConfigTree:
     """Return the workflow's own arguments with their annotated types. The workflow is made once to check them."""
-    workflow = spec(env.id)
-    hints = argument_hints(target(workflow.workflow))
-    args = {key: as_meant(value, hints.get(key, object)) for key, value in env.args.items()}
+    args = typed_arguments(env.id, env.args)
     try:
-        workflow.make_workflow(**args)
+        spec(env.id).make_workflow(**args)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env.args: {error}") from error
     return args
+
+
+def typed_arguments(id: str, args: Mapping[str, object]) -> ConfigTree:
+    """Return arguments of `make` as they are meant: the workflow's own with their annotated types, so `1e-5` is a number."""
+    hints = argument_hints(target(spec(id).workflow)) if args and not id.startswith("suite:") else {}
+    return {key: as_meant(value, hints.get(key, object)) for key, value in args.items()}
 
 
 def with_prompts(config: RunConfig) -> RunConfig:

@@ -10,8 +10,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject
 from ..agents.model_settings import add_arguments, settings_of
@@ -22,6 +20,8 @@ from ..benchmarks.evaluation import identity, result_tables
 from ..benchmarks.evaluation.evaluate import Evaluation, EvaluationResult, ablate, evaluate, swap
 from ..benchmarks.evaluation.suites import SuiteResult, evaluations, suite
 from ..benchmarks.evaluation.terminal import Board
+from ..trainers.config.reader import override
+from ..trainers.config.resolve import typed_arguments
 from .arguments import COUNT, Parser, number, parse_team
 
 
@@ -138,12 +138,10 @@ def _add_comparison(made: Parser) -> None:
 def eval_main(argv: list[str] | None = None) -> int:
     """Run `unitymas eval`. Return the exit status."""
     given, rest = parser().parse_known_args(argv)
-    make: JsonObject = {}
     for word in rest:
-        name, equals, value = word.partition("=")
-        if not equals or name.startswith("-"):
+        if "=" not in word or word.startswith("-"):
             parser().error(parser().unknown(word))
-        make[name] = yaml.safe_load(value)
+    make = typed_arguments(given.env, override({}, rest))
     if (given.ablate or given.swap) and not given.baseline:
         parser().error("--ablate and --swap exchange roles with a baseline: name one, e.g. --baseline random")
     if given.baseline and given.env.startswith("suite:"):
