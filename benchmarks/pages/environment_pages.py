@@ -97,7 +97,7 @@ def gallery() -> str:
         "Time runs downwards. Each role has a lane and a colour. A dot is a reply, and a square is the use of a tool. A line connects a",
         "reply with the replies that read it. The number on the right is the reward of the reply.",
         "",
-        "`make docs` writes this page.",
+        "`make docs` plays these episodes and writes this page. **Not run** for it: models. [Curves](curves.md) shows what training gave.",
     ]
     for hall, starts in HALLS.items():
         lines += ["", f"## {hall}", "", '<div class="gallery" markdown="1">', ""]
@@ -127,7 +127,8 @@ def contents() -> str:
         "leaderboard ranks teams. An id is `<workflow>-<data set>`. Every environment can play generated tasks, so none needs a",
         "download.",
         "",
-        "`make docs` writes this page.",
+        "`make docs` writes this page. **What was run:** the tests play every environment with its expert and with bad players, on generated",
+        "tasks. **Not run:** most published data sets, which need a download ([data](data.md)).",
         "",
     ]
     rows += ["| id | roles | headline | what the team does |", "|---|---|---|---|"]

@@ -44,6 +44,7 @@ INTRODUCTION = """\
 # Settings of a run
 
 This page lists every key of the config of `unitymas train`. `make docs` writes it from the dataclasses that read the config.
+**Not run:** the settings that need GPUs or several hosts ([scale](scale.md), [cluster](cluster.md)).
 
 Set a key on the command line (`steps=40`, `policies.team.learning.lr=1e-5`) or in a YAML file (`--config FILE`). Replace `NAME` by the
 name of a policy or a group, or by `*` for all of them: `'groups.*.model=tiny'`. Presets change defaults ([presets](presets.md)).

@@ -93,6 +93,18 @@ def test_the_config_and_the_recipe_for_eight_gpus(tmp_path, capsys, monkeypatch)
     assert "unitymas train --config team.yaml --dir runs/first runtime=ray" in script
 
 
+RUN = re.compile(
+    r"not (run|measured)|(was|were) (run|measured|checked)|runs (the python of )?this page"
+    r"|held-out .* before and .* after|cells, seeds",  # an environment's curve, a paper's grid
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_a_page_says_what_was_run(page):
+    assert RUN.search(page.read_text()), "say what of this page was run, and what was not"
+
+
 def test_the_first_workflow_stays_short():
     first = BLOCK.findall((ROOT / "docs/first-workflow.md").read_text())[0]
     assert len(first.splitlines()) < 60
