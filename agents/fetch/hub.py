@@ -10,8 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-"""Files that are downloaded, of the repository's top folder: no pickled weights, and no code."""
+FILES = (("*.json", "*.jinja", "*.txt", "*.model"), ("*.safetensors",))
+"""Files that are downloaded, of the repository's top folder: no pickled weights, and no code. The weights come last: so
+where they are, all other files are, even if a download was cut short."""
 OTHERS = ("*/*", "consolidated*")
 """Copies of the weights in other layouts."""
 WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
@@ -19,11 +20,20 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def folder(repo: str, revision: str = "") -> Path:
-    """Return the directory of a hub model in the cache. A model that is not completely there is downloaded."""
+    """Return the directory of a hub model in the cache. A model that is not completely there is downloaded.
+
+    A model without a chat template may be what another program left of a download. So the hub is asked for the rest,
+    if it can be asked.
+    """
     here = cached(repo, revision)
-    if here is not None:
+    if here is not None and _has_template(here):
         return here
-    where = _download(repo, revision)
+    try:
+        where = _download(repo, revision)
+    except FileNotFoundError:
+        if here is None:
+            raise
+        return here
     if missing := lacks(where):
         raise FileNotFoundError(
             f"{_called(repo, revision)} lacks {missing} ({where}): either its download was cut short, and the same command "
@@ -79,6 +89,16 @@ def lacks(where: Path) -> str:
     )
 
 
+def _has_template(where: Path) -> bool:
+    """Tell whether a model's directory has a chat template."""
+    if any(where.glob("chat_template*")):
+        return True
+    try:
+        return "chat_template" in (where / "tokenizer_config.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
 def _called(repo: str, revision: str) -> str:
     return f"hf:{repo}@{revision}" if revision else f"hf:{repo}"
 
@@ -95,11 +115,15 @@ def _download(repo: str, revision: str) -> Path:
         )
     print(f"downloading {name} from {page} to {constants.HF_HUB_CACHE}, once", file=sys.stderr, flush=True)
     try:
-        return Path(
-            snapshot_download(
-                repo, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)
+        where, wanted = Path(), revision or None
+        for files in FILES:
+            where = Path(
+                snapshot_download(
+                    repo, revision=wanted, allow_patterns=list(files), ignore_patterns=list(OTHERS)
+                )
             )
-        )
+            wanted = where.name  # the same commit, whatever is pushed meanwhile
+        return where
     except (
         Exception
     ) as error:  # httpx or requests, proxies, disks: each library version has errors of its own
