@@ -24,6 +24,7 @@ import yaml
 
 from ...agents.basics.hints import nearest, say_once
 from ...agents.basics.json_types import JsonObject, JsonView
+from ...agents.basics.unique_keys import UniqueKeys
 from ...agents.roles import Role, read_reply
 from ...agents.text.role_prompt import ENDS, FieldText, Wording, filled
 from ...own import find
@@ -34,6 +35,7 @@ KEYS: dict[str, type] = {
 }  # fmt: skip
 """Entries that a prompt set may have for a role."""
 MOST = 200_000  # characters of a whole set
+DEEPEST = 12  # tables in tables: `role.shots[1].reply` is the deepest that a set needs
 
 Texts: TypeAlias = Mapping[str, JsonView]
 """Unchecked prompt set: the entries of each role (`KEYS`)."""
@@ -131,9 +133,7 @@ def _resolve(
     if isinstance(prompts, str) and prompts in sets:
         return prompts, sets[prompts], None
     own = prompts if isinstance(prompts, Mapping) else _from_file(prompts, sets, workflow)
-    own = json.loads(json.dumps(_plain(own)))
-    if sum(len(text) for text in _texts(own)) > MOST:
-        raise PromptError(f"prompts: more than {MOST:,} characters in all")
+    own = json.loads(json.dumps(_plain(own, "", [MOST])))
     base = own.get("base", DEFAULT)
     if base not in sets:
         raise PromptError(f"prompts: base is {base!r}; {nearest(str(base), sets)}")
@@ -166,13 +166,17 @@ def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> Js
     return table
 
 
+class _Loader(UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Loader of plain data, in C where PyYAML has it."""
+
+
 @lru_cache(maxsize=64)
 def _read(path: Path, changed: int) -> Any:
     try:
-        return yaml.load(
-            path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-    except yaml.YAMLError as error:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except UnicodeDecodeError as error:
+        raise PromptError(f"prompts: {path} is not UTF-8 ({error}): save it as UTF-8") from None
+    except (yaml.YAMLError, RecursionError) as error:
         raise PromptError(f"prompts: {path} is not YAML: {error}") from None
 
 
@@ -183,20 +187,23 @@ def _read_yaml(path: Path) -> Any:
         raise PromptError(f"prompts: {path}: {error.strerror}") from None
 
 
-def _plain(value: object, place: str = "") -> object:
-    """Return a set of plain values. An error names the place of a value that is no text."""
+def _plain(value: object, place: str, left: list[int]) -> object:
+    """Return a set of plain values. An error names the place of a value that is no text.
+
+    `left` counts down the characters that a set may have. Tables count too: aliases of YAML can contain each other.
+    """
+    left[0] -= len(value) if isinstance(value, str) else 1
+    if left[0] < 0:
+        raise PromptError(f"prompts 'own': more than {MOST:,} characters in all")
+    if place.count(".") + place.count("[") > DEEPEST:
+        raise PromptError(f"prompts 'own': {place:.60}… contains itself, or tables in tables in tables")
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{place}.{k}".lstrip(".")) for k, v in value.items()}
+        return {str(k): _plain(v, f"{place}.{k}".lstrip("."), left) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v, f"{place}[{i}]") for i, v in enumerate(value, 1)]
+        return [_plain(v, f"{place}[{i}]", left) for i, v in enumerate(value, 1)]
     if isinstance(value, str):
         return str(value)
     raise PromptError(f"prompts 'own': {place}: {value!r:.60} is no text; write it in quotes")
-
-
-def _texts(value: object) -> list[str]:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return [value] if isinstance(value, str) else [text for part in inner for text in _texts(part)]
 
 
 # one role ----------------------------------------------------------------------------------------------
@@ -209,6 +216,9 @@ def _wording(where: str, role: Role, words: JsonView, terms: Mapping[str, str], 
             raise PromptError(f"{where} has no {key!r}; {nearest(str(key), KEYS)}")
         if not isinstance(value, KEYS[key]):
             raise PromptError(f"{where}.{key} must be {_kind(KEYS[key])}, got {value!r:.60}")
+        for name, text in value.items() if isinstance(value, Mapping) else ():
+            if not isinstance(text, str):
+                raise PromptError(f"{where}.{key}.{name} must be a text, got {text!r:.60}")
     if role.sees and not words.get("prompt"):
         raise PromptError(f"{where} has no prompt; write one with its fields ({_braced(role.sees)})")
     cut = _cut(where, role, words.get("cut", {}))
@@ -250,7 +260,7 @@ def _template(text: str) -> FieldText:
 
 
 def _around(words: JsonView, key: str) -> dict[str, FieldText]:
-    return {name: _template(str(text)) for name, text in words.get(key, {}).items()}
+    return {name: _template(text) for name, text in words.get(key, {}).items()}
 
 
 def _kind(kind: type) -> str:
@@ -303,6 +313,9 @@ def _shot(where: str, role: Role, number: int, shot: object, wording: Wording) -
         raise PromptError(f"{where} must be a table of the fields {_braced(role.sees)} and a reply")
     fields = {name: str(value).strip("\n") for name, value in shot.items() if name != "reply"}
     _only(where, set(fields), set(role.sees))
+    for name, value in shot.items():
+        if not isinstance(value, str):
+            raise PromptError(f"{where}.{name} must be a text, got {value!r:.60}")
     reply = shot["reply"].strip("\n")
     _legal(f"{where}.reply", role, reply)
     asked = wording.ask({**dict.fromkeys(role.sees, ""), **fields})

@@ -18,6 +18,7 @@ import yaml
 
 from ...agents.basics.hints import nearest
 from ...agents.basics.json_types import JsonObject
+from ...agents.basics.unique_keys import UniqueKeys
 from .choices import OutOfRange, Settings, check_ranges, hints_of
 
 T = TypeVar("T")
@@ -40,24 +41,10 @@ class Switch(str):
     """Unquoted `on`, `off`, `yes` or `no` in YAML. Its meaning depends on the field."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(UniqueKeys, yaml.SafeLoader):
     """Loader of YAML's plain data with the scalars of YAML 1.2: `1e-5` is a number, and a date or `1:30` is text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        """Return the keys and values of a mapping. Equal keys are an error, because PyYAML silently takes the last
-        one.
-        """
-        keys: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} stands twice; leave one out", problem_mark=key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                keys.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
