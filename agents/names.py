@@ -15,13 +15,14 @@ A name of the first two lines is taken as it is (`./tiny` is a folder). What beg
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import yaml
 
-from .basics.hints import nearest
+from .basics.hints import nearest, say_once
 from .basics.manifest import prompts_of_run
 from .fetch import hub, packaged
 
@@ -160,6 +161,27 @@ def prompts_of(name: str) -> object:
             ) from error
         return tree.get("prompts", "full") if isinstance(tree, dict) else "full"
     return prompts_of_run(place) if known.kind == "run" else "full"
+
+
+def common_prompts(wanted: Mapping[str, object]) -> object:
+    """Return the prompt set of a team, from the sets that its models were made with, by the model's name.
+
+    A model that was made with another set than "full" reads no other, and its context may be too short for it. All other
+    models, endpoints among them, read any set. So the set that is not "full" counts. If there are two, no set fits all.
+    """
+    own = {name: one for name, one in wanted.items() if one != "full"}
+    if not own:
+        return "full"
+    first, *others = own.values()
+    if all(one == first for one in others):
+        return first
+    told = ", ".join(
+        f"{name}: {one if isinstance(one, str) else 'a set of its own'}" for name, one in own.items()
+    )
+    say_once(
+        f"prompts='full': the team's models were made with different sets ({told}); prompts=… sets one for all"
+    )
+    return "full"
 
 
 def is_run(path: Path) -> bool:

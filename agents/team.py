@@ -21,7 +21,7 @@ from .basics.named_parts import Registry, is_place
 from .basics.threads import ordinary, tell
 from .fetch.packaged import PACKAGES
 from .model_settings import ModelSettings
-from .names import FORMS, prompts_of, read_name
+from .names import FORMS, common_prompts, prompts_of, read_name
 from .policies import (
     Answer,
     Call,
@@ -98,11 +98,11 @@ class Team:
 
     @property
     def prompts(self) -> object:
-        """Return the prompt set that the team's models were made with. None if they differ, or if no player needs a
-        set.
-        """
-        wanted = [one for player in self.seats.values() if (one := _prompts_of(player)) is not None]
-        return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
+        """Return the prompt set that fits the team's models (`common_prompts`). None if no player needs a set."""
+        wanted = {
+            str(player): one for player in self.seats.values() if (one := _prompts_of(player)) is not None
+        }
+        return common_prompts(wanted) if wanted else None
 
     def bind(self, roles: Mapping[str, Role], expert: Expert | None = None) -> BoundTeam:
         """Give every agent its policy. An unknown key is an error, and so is an agent without a policy."""

@@ -169,7 +169,9 @@ def test_the_default_is_full_and_the_tiny_model_chooses_short(capsys: Any) -> No
     made = unitymas.make("rag-nq", data="mini")
     assert unitymas.rollout(made, "tiny", tasks=1)[0].config["prompts"] == "short"
     assert made.arena.config["prompts"] == "full"
-    assert Team({"decomposer": "tiny", "*": "hf:somewhere"}).prompts is None  # then the default
+    # other models read any set, and the tiny one has no room for a longer one
+    assert Team({"decomposer": "tiny", "*": "hf:somewhere"}).prompts == "short"
+    assert Team({"decomposer": "tiny", "*": "openai:m@http://here/v1"}).prompts == "short"
     result = unitymas.evaluate("rag-nq", "tiny", tasks=1, k=1, data="mini")
     assert result.plain["provenance"]["env"]["config"]["prompts"] == "short"
 
@@ -180,6 +182,8 @@ def test_the_trainers_config_says_which_set() -> None:
         resolve("mask-hotpotqa", preset_name="shared", overrides=["env.prompts=full"]).env.prompts == "full"
     )
     assert resolve("mask-hotpotqa", groups={"main": {"model": "hf:elsewhere"}}).env.prompts == "full"
+    beside = ["map.answerer=openai:m@http://here/v1"]
+    assert resolve("mask-hotpotqa", preset_name="shared", overrides=beside).env.prompts == "short"
 
 
 def test_the_hash_tells_sets_apart_and_an_own_one_is_a_modification() -> None:
@@ -217,6 +221,13 @@ def test_an_own_set_by_role_as_mapping_yaml_and_python(tmp_path: Path) -> None:
     assert len(hashes) == 1
 
 
+SELF: dict[str, Any] = {}
+SELF["more"] = SELF
+NESTED: Any = "x"  # sixty-four million texts, if all aliases are followed
+for _ in range(6):
+    NESTED = [NESTED] * 20
+
+
 @pytest.mark.parametrize(
     ("own", "named"),
     [
@@ -235,12 +246,33 @@ def test_an_own_set_by_role_as_mapping_yaml_and_python(tmp_path: Path) -> None:
         ({"base": "few-shot", "answerer": {"shots": [{"question": "q", "reply": "Oslo"}]}}, r"shots\[1\].reply is not a reply"),
         ({"base": "few-shot", "answerer": {"shots": [{"quest": "q", "reply": "x"}]}}, r"shots\[1\]: there is no field {quest}"),
         ({"answerer": {"system": "x" * 300_000}}, "characters in all"),
+        ({"answerer": {"when": {"found": ["x", "y"]}}}, r"answerer.when.found must be a text, got \['x', 'y'\]"),
+        ({"base": "few-shot", "answerer": {"shots": [{"question": ["q"], "reply": "x"}]}}, r"shots\[1\].question must be a text"),
+        ({"answerer": SELF}, "answerer.more.more.* contains itself"),
+        ({"answerer": {"shots": [{"question": NESTED}]}}, "characters in all"),
         ("nowhere.yaml", "nowhere.yaml: No such file"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_own_set_is_named_at_the_start(own: Any, named: str) -> None:
     with pytest.raises(PromptError, match=named.replace("{", r"\{").replace("}", r"\}")):
         unitymas.make("rag-nq", data="mini", prompts=own)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"answerer: &a\n  when: *a\n", "contains itself"),
+        (b"answerer:\n  system: x\nanswerer:\n  system: y\n", "the key 'answerer' stands twice"),
+        ("answerer:\n  system: Réponds.\n".encode("latin-1"), "mine.yaml is not UTF-8.*save it as UTF-8"),
+        (b"answerer: [", "mine.yaml is not YAML"),
+        (b"[" * 5_000, "mine.yaml is not YAML"),
+        (b"", "holds NoneType, not a table"),
+    ],
+)
+def test_a_file_that_holds_no_set_is_named(content: bytes, named: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(PromptError, match=named):
+        unitymas.make("rag-nq", data="mini", prompts=tmp_path / "mine.yaml")
 
 
 def test_a_set_without_a_role_is_an_error_that_names_it() -> None:
@@ -360,8 +392,13 @@ def test_a_prompt_that_does_not_fit_is_cut_and_recorded_and_never_silently_empty
         "tools": {"retrieve": lambda query, k: passages},
     }
     team = {"summarizer": policy, "*": "scripted"}
+    say_once.cache_clear()
     (trace,) = unitymas.rollout("mask-nq", team, tasks=1, max_turns=1, keep_tokens="ids", **how)
     (node,) = trace.acts("summarizer")
+    assert (
+        "small: prompts of the role 'summarizer' are longer than the model's context of 192"
+        in capsys.readouterr().err
+    )
     assert node.meta["prompt_cut"]["passages"] > 500 and node.meta["finish_reason"] != "overflow"
     assert len(node.meta["tokens"]["prompt_ids"]) <= 192 - 24 and node.text
     assert "Town 19" in node.messages[-1]["content"]  # the trace keeps what the role was to see

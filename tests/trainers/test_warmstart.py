@@ -157,7 +157,7 @@ def test_teams_and_runs_of_it_choose_the_prompts_that_it_learned(tmp_path):
     config = resolve("rag-nq", preset_name="shared", overrides=[f"groups.*.model={out}", "env.data=mini"])
     assert config.env.prompts == "short" and origin_of(str(out)) == "tiny"
     mixed = ["env.data=mini", f"groups.decomposer.model={out}", "groups.answerer.model=./nowhere"]
-    assert resolve("rag-nq", preset_name="separate", overrides=mixed).env.prompts == "full"
+    assert resolve("rag-nq", preset_name="separate", overrides=mixed).env.prompts == "short"
 
 
 def test_prompts_of_ones_own_travel_with_the_model(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...agents.engines.engine import ENGINES
 from ...agents.engines.vllm.vllm_setup import base_options, check_group_options, check_version, installed
-from ...agents.names import model_name, prompts_of, read_name
+from ...agents.names import common_prompts, model_name, prompts_of, read_name
 from ...agents.team import is_player
 from ...envs.core.ledger import as_rule
 from ...envs.registry import argument_hints, make_rule, spec
@@ -135,9 +135,10 @@ def with_prompts(config: RunConfig) -> RunConfig:
         for policy in config.policies.values()
         if policy.group in config.groups
     }
-    models |= {player for player in config.map.values() if player == "tiny" or ":" in player}
-    wanted = [prompts_of(name) for name in sorted(models)]
-    told = wanted[0] if wanted and all(one == wanted[0] for one in wanted) else "full"
+    models |= {
+        player for player in config.map.values() if player not in config.policies and read_name(player)
+    }
+    told = common_prompts({name: prompts_of(name) for name in sorted(models)})
     return replace(config, env=replace(env, prompts=told))
 
 
