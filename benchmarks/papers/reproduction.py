@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ...agents.basics.hints import counted
 from ...agents.basics.json_types import JsonObject, JsonView
 from ..evaluation.identity import this_run
 from ..evaluation.stats import student_quantile
@@ -112,13 +113,16 @@ def key_of(settings: ConditionSettings) -> str:
 
 
 def load(paper: Paper) -> dict[str, CellFigures]:
-    """Return the finished cells by "condition/seed". Cells whose settings have changed since are left out."""
+    """Return the finished cells of the paper's conditions by "condition/seed"."""
     path = RESULTS / f"{paper.name}.json"
     cells: dict[str, CellFigures] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    return {name: cell for name, cell in cells.items() if name.rpartition("/")[0] in paper.conditions}
+
+
+def outdated(paper: Paper, cells: Mapping[str, CellFigures]) -> set[str]:
+    """Return the cells whose settings have changed since. They stay on the page, marked, until they are run again."""
     today = {name: key_of(settings) for name, (_, settings) in paper.conditions.items()}
-    return {
-        name: cell for name, cell in cells.items() if today.get(name.rpartition("/")[0]) == cell["settings"]
-    }
+    return {name for name, cell in cells.items() if today[name.rpartition("/")[0]] != cell["settings"]}
 
 
 def save(paper: Paper, cells: Mapping[str, CellFigures]) -> None:
@@ -134,7 +138,8 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
     """Run every missing cell, seed by seed, so that a grid that is stopped early is still balanced."""
     for seed in seeds:
         for name in only or paper.conditions:
-            if f"{name}/{seed}" in load(paper):
+            cells = load(paper)
+            if f"{name}/{seed}" in cells.keys() - outdated(paper, cells):
                 continue
             _, settings = paper.conditions[name]
             where = folder / paper.name / f"{name}-{seed}"
@@ -199,10 +204,20 @@ def judged(paper: Paper, claim: Claim, cells: Mapping[str, CellFigures]) -> tupl
 # the page ---------------------------------------------------------------------------------------------
 
 
+def _older(cells: set[str]) -> list[str]:
+    """Return the note below the table about cells of older settings."""
+    if not cells:
+        return []
+    return [
+        f"† {counted(len(cells), 'cell')} of these rows ran with older settings. The command runs them again.\n"
+    ]
+
+
 def page(paper: Paper, cells: Mapping[str, CellFigures]) -> str:
     """Return the page as Markdown."""
     columns = (paper.metric, *paper.columns)
     seeds = sorted({int(name.rpartition("/")[2]) for name in cells})
+    old = outdated(paper, cells)
     lines = [
         f"# {paper.title}\n",
         f"This page tests claims of {paper.source}. {paper.answer}\n",
@@ -217,9 +232,11 @@ def page(paper: Paper, cells: Mapping[str, CellFigures]) -> str:
     for name, (says, _) in paper.conditions.items():
         cells_found = [finals(cells, name, c) for c in columns]
         shown = [str(mean_of(list(f.values()))) if f else "–" for f in cells_found]
-        lines.append(f"| {name} | {says} | {len(cells_found[0])} | {' | '.join(shown)} |")
+        mark = " †" if any(cell.startswith(f"{name}/") for cell in old) else ""
+        lines.append(f"| {name}{mark} | {says} | {len(cells_found[0])} | {' | '.join(shown)} |")
     lines += [
         "\nMeans over seeds ± half of Student's 95% interval.\n",
+        *_older(old),
         "| claim | difference, seed by seed, in the claimed direction | verdict |",
         "|---|--:|---|",
     ]
@@ -305,7 +322,8 @@ def command(paper: Paper, argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="the conditions, and which cells are finished")
     args = parser.parse_args(argv)
     if args.list:
-        done = load(paper)
+        cells = load(paper)
+        done = cells.keys() - outdated(paper, cells)
         for name, (says, _) in paper.conditions.items():
             seeds = sorted(int(n.rpartition("/")[2]) for n in done if n.rpartition("/")[0] == name)
             print(f"{name:28} seeds {seeds}  {says}")

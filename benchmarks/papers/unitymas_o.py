@@ -129,7 +129,7 @@ PAPER = Paper(
         "\n\n"
         "The `mask-shared` cells are runs of the demo as it was on 21 November 2026. Other work ran on the machine, so their "
         "wall-clock times do not measure speed. The `code-shared` and `math-shared` cells were run with older settings of the "
-        "tiny model's preset. So the command runs these six cells again."
+        "tiny model's preset."
     ),
     play=play,
     metric="score",

@@ -17,7 +17,17 @@ from unitymas.benchmarks.papers import (
     uneven,
     unitymas_o,
 )
-from unitymas.benchmarks.papers.reproduction import Claim, Paper, judged, key_of, load, mean_of, page, run
+from unitymas.benchmarks.papers.reproduction import (
+    Claim,
+    Paper,
+    judged,
+    key_of,
+    load,
+    mean_of,
+    outdated,
+    page,
+    run,
+)
 from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make, unregister
 from unitymas.trainers.controller.statistics.table import Decision, Table
@@ -52,7 +62,17 @@ def test_a_finished_cell_is_not_run_again_unless_its_settings_change(tmp_path):
     run(PAPER, [0, 1, 2], ["low"], tmp_path / "runs")
     assert played[4:] == [(0.2, 2)]
     other = replace(PAPER, conditions={**PAPER.conditions, "high": ("more", {"level": 0.9})})
-    assert set(load(other)) == {"low/0", "low/1", "low/2"}
+    assert outdated(other, load(other)) == {"high/0", "high/1"}
+    run(other, [0], [], tmp_path / "runs")
+    assert played[5:] == [(0.9, 0)]
+    assert outdated(other, load(other)) == {"high/1"}  # no finished cell is lost
+    text = page(other, load(other))
+    assert (
+        "| high † | more | 2 |" in text and "| low | less | 3 |" in text and "† 1 cell of these rows" in text
+    )
+    assert "†" not in page(
+        PAPER, {name: cell for name, cell in load(PAPER).items() if name.startswith("low")}
+    )
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 1, "b": 3})
 
 
