@@ -69,12 +69,19 @@ def test_what_unitymas_o_publishes():
     assert mask.env.args == {"max_turns": 3, "top_k": 5}
     lengths = {
         env: ({g.context for g in c.groups.values()}, {p.sampling.max_tokens for p in c.policies.values()})
-        for env in ("rag-nq", "rag-summary-nq", "mask-nq", "code-deepcoder", "math-deepscaler")
+        for env in (
+            "rag-nq",
+            "rag-summary-nq",
+            "rag-rewrite-nq",
+            "mask-nq",
+            "code-deepcoder",
+            "math-deepscaler",
+        )
         for c in [resolve(env, preset_name="unitymas-o,separate")]
     }
     assert lengths == {
-        "rag-nq": ({4096 + 128}, {128}), "rag-summary-nq": ({3072 + 128}, {128}), "mask-nq": ({8192 + 128}, {128}),
-        "code-deepcoder": ({12288 + 4096}, {4096}), "math-deepscaler": ({8192 + 4096}, {4096}),
+        "rag-nq": ({4096 + 128}, {128}), "rag-summary-nq": ({3072 + 128}, {128}), "rag-rewrite-nq": ({4096 + 512}, {512}),
+        "mask-nq": ({7168 + 128}, {128}), "code-deepcoder": ({11264 + 4096}, {4096}), "math-deepscaler": ({7680 + 4096}, {4096}),
     }  # fmt: skip
 
 
