@@ -1,5 +1,6 @@
 """Indexing a large corpus: tab-separated and gzipped files, and builds that go on after a kill."""
 
+import errno
 import fcntl
 import gzip
 import json
@@ -138,6 +139,52 @@ def test_a_part_that_was_torn_is_not_built_upon(
             handle.write(b"half a li")
     Bm25Index.build(iter(ROWS), tmp_path / "index", resumable=True)
     assert built(tmp_path / "index") == whole
+
+
+def test_a_bad_row_and_a_full_disk_cost_no_more_than_a_kill(
+    tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part stays. When the row is mended, and the disk has room, the same command continues."""
+    corpus, index, part = tmp_path / "corpus.jsonl", tmp_path / "index", tmp_path / ".index.building"
+    lines = [json.dumps(row) + "\n" for row in ROWS]
+    corpus.write_text("".join([*lines[:100], '{"id": "100", "text": \n', *lines[101:]]))
+    with pytest.raises(CorpusError, match=r"corpus.jsonl, line 101: not a JSON object"):
+        index_corpus(corpus, index)
+    saved = json.loads((part / "progress.json").read_text())["passages"]
+    assert 0 < saved <= 100 and not index.exists()
+    corpus.write_text("".join(lines))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as later:
+        later.setattr(os, "fsync", full)
+        with pytest.raises(
+            RetrievalError, match=r"the disk is full. Free some space, and the same command continues from"
+        ):
+            index_corpus(corpus, index)
+    assert json.loads((part / "progress.json").read_text())["passages"] == saved
+    index_corpus(corpus, index)
+    assert built(index) == whole and not part.exists()
+
+
+def test_what_fails_before_anything_is_saved_leaves_nothing(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps(ROWS[0]) + "\n[]\n")
+    with pytest.raises(CorpusError, match="line 2"):
+        index_corpus(corpus, tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+def test_ids_that_repeat_are_told_early(tmp_path: Path) -> None:
+    """Not after hours, when all of 21 million rows are read."""
+    corpus, seen = tmp_path / "corpus.jsonl", 0
+    rows = ({"id": str(n // 2), "text": "x"} for n in range(30_000))
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(CorpusError, match=r"have the same id \(5000 rows repeat one\)"):
+        for _ in read_corpus(corpus):
+            seen += 1
+    assert seen < 10_000
 
 
 def test_another_corpus_or_other_settings_begin_anew(tmp_path: Path) -> None:

@@ -326,6 +326,7 @@ def _write(
     """Write all files of an index. Return its fingerprint and its number of passages."""
     builder, fingerprint = PostingsBuilder(draft.directory), Fingerprint("bm25", settings)
     saved = restored(draft.directory, builder, settings)
+    draft.worth_keeping = saved.passages > 0
     kept, position = PassageWriter(draft, saved.bytes), -1
     for position, raw in enumerate(passages):
         passage, line = encode(raw, position)
@@ -339,6 +340,7 @@ def _write(
         ended = builder.add(analyze(f"{passage['title']} {passage['text']}"))
         if ended and draft.resumable:
             saved = save(draft.directory, builder, saved, kept.sync(), position + 1, str(fingerprint))
+            draft.worth_keeping = True
     if position + 1 < saved.passages:
         raise _others(draft)
     kept.close()
@@ -354,6 +356,7 @@ def _write(
 
 
 def _others(draft: Draft) -> RetrievalError:
+    draft.worth_keeping = False
     return RetrievalError(
         f"{draft.directory} held part of an index of other passages: the corpus has changed since. It has been removed; "
         "run the same command again"

@@ -46,13 +46,16 @@ def read_corpus(
     of the id, rows are numbered.
     """
     path, rename, tell = Path(path), fields or {}, progress or (lambda done, total: None)
-    seen = array("q")
+    seen, checked = array("q"), 10_000
     for place, (where, row) in enumerate(_rows(path, split, tell)):
         try:
             passage = _passage(row, rename, place)
         except BadAnswer as error:
             raise CorpusError(f"{where}: {error}") from None
         seen.append(hash(passage["id"]))
+        if len(seen) == checked:  # of millions of rows, the first ones tell as a rule
+            _check_ids(seen, path)
+            checked *= 4
         yield passage
     _check_ids(seen, path)
 

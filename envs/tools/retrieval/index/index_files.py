@@ -45,6 +45,8 @@ class Draft:
 
     def __init__(self, directory: Path, resumable: bool = False) -> None:
         self.directory, self.resumable = directory, resumable
+        self.worth_keeping = False
+        """Flag: an interrupted build can continue from this draft."""
 
     def file(self, name: str, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
         """Open a file of the draft, to replace it ("wb") or to append to it ("ab")."""
@@ -80,8 +82,9 @@ def new_index(
 ) -> Iterator[Draft]:
     """Yield a draft, which becomes the index at `path` if the block ends without an error, and is removed otherwise.
 
-    With `resumable`, an interrupted build's draft is used again, and stays if this build is interrupted. The block may add to
-    `manifest`, because the fingerprint is computed last.
+    With `resumable`, an interrupted build's draft is used again. It also stays if this build fails after it has saved a part: a
+    bad row among millions, or a full disk, costs no more than a kill. The block may add to `manifest`, because the fingerprint is
+    computed last.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _taken(path.with_name(f".{path.name}.building")) if resumable else None
@@ -89,23 +92,25 @@ def new_index(
         draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
     else:
         draft = path.with_name(f".{path.name}.building")
-    kept = False
+    files = Draft(draft, resumable=lock is not None)
     try:
-        yield Draft(draft, resumable=lock is not None)
+        yield files
         _seal(draft, manifest)
         _move_into_place(draft, path, str(manifest["fingerprint"]), overwrite)
+        files.worth_keeping = False
     except OSError as error:
         if error.errno not in _DISK_TROUBLE:
             raise
         raise RetrievalError(
-            f"cannot write the index {path}: {_DISK_TROUBLE[error.errno]}. What was written has been "
-            "removed; free some space, or choose a path on another disk."
+            f"cannot write the index {path}: {_DISK_TROUBLE[error.errno]}. "
+            + (
+                f"Free some space, and the same command continues from what is in {draft}"
+                if files.worth_keeping
+                else "What was written has been removed; free some space, or choose a path on another disk."
+            )
         ) from error
-    except (KeyboardInterrupt, SystemExit):
-        kept = lock is not None
-        raise
     finally:
-        if not kept:
+        if not files.worth_keeping:
             shutil.rmtree(draft, ignore_errors=True)
         if lock is not None:
             os.close(lock)
