@@ -85,7 +85,9 @@ def closing_ids(*owners: object) -> set[int]:
     tokenizer, and the tokenizer's chat template. A base model's configuration often does not know the template's end of a turn.
     """
     closing: set[int] = set()
-    for owner in owners:
+    # a model that also sees images has a configuration of its own for text
+    texts = [owner.get_text_config() for owner in owners if hasattr(owner, "get_text_config")]
+    for owner in (*owners, *texts):
         ids = (
             owner.get("eos_token_id") if isinstance(owner, Mapping) else getattr(owner, "eos_token_id", None)
         )

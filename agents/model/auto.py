@@ -26,12 +26,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..basics.hints import say_once
 from ..text.tokenizing import Tokenizer
 from .adapters import PeftAdapters, matrices, noted, read_prefix
+from .anatomy import Given, beside_text, body_of, class_of
 from .attention import Packed, Segment
 from .decoder import Attention, OwnFiles, Route
 from .interface import Pass, Recomputed, recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
 from .packing_trial import Ways, try_out
-from .shape import Dimensions, UnsupportedArchitecture
+from .shape import Dimensions
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -57,7 +58,8 @@ class AutoDecoder(OwnFiles):
     def __init__(self, net: PreTrainedModel) -> None:
         super().__init__()
         self.net, self.hf_config = net.eval(), net.config
-        self.body = _body(net)
+        self.body = body_of(net)
+        self.unseen = beside_text(net)
         self.adapters = PeftAdapters(net)
         for module in net.modules():
             if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, Recomputed):
@@ -79,7 +81,7 @@ class AutoDecoder(OwnFiles):
         self.shape = AutoShape(
             kind=config.model_type,
             vocab=len(self.embed),
-            d=config.hidden_size,
+            d=self.ways.width,
             layers=len(self.ways.keys),
             kv_heads=heads,
             head_width=width,
@@ -108,7 +110,7 @@ class AutoDecoder(OwnFiles):
         """Compute the hidden states of a packed row with the layers of transformers."""
         attention = self.adapters.before(attention, position, route)
         hidden = self.states(
-            Pass(attention, route, checkpointing),
+            Pass(attention, route, checkpointing, position),
             dtype,
             input_ids=ids[None],
             position_ids=position[None],
@@ -215,7 +217,8 @@ class AutoDecoder(OwnFiles):
     def scores(self, hidden: Tensor) -> Tensor:
         """Compute the scores [T, V] of the states [T, d] with the architecture's own scale, cap and bias."""
         head = copy.copy(self.net)
-        head.__dict__["_modules"] = {**self.net._modules, self.body: _Given(getattr(self.net, self.body))}
+        given = Given(getattr(self.net, self.body), self.net.get_input_embeddings())
+        head.__dict__["_modules"] = {**self.net._modules, self.body: given}
         with self._computed_in(hidden.dtype):
             return head(inputs_embeds=hidden[None]).logits[0]  # type: ignore[no-any-return]
 
@@ -263,7 +266,7 @@ class AutoDecoder(OwnFiles):
         return {
             n: p
             for n, p in self.named_parameters()
-            if not self.adapters.owns(None, n) and id(p) not in unused
+            if not self.adapters.owns(None, n) and id(p) not in unused and not n.startswith(self.unseen)
         }
 
     def _head(self) -> set[int]:
@@ -276,6 +279,19 @@ class AutoDecoder(OwnFiles):
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         mixed.adapters.take(mixed.net, other.net, other.adapters, name, self.embed)
         return mixed
+
+    def copied(self, dtype: torch.dtype) -> AutoDecoder:
+        """Return a copy in another precision. Each tensor is cast by itself, to keep the peak of memory low.
+
+        If the model is `fixed`, tensors that already have this precision are shared.
+        """
+        memo: dict[int, object] = {
+            id(p): p
+            if self.fixed and p.dtype == dtype
+            else nn.Parameter(p.detach().to(dtype, copy=True), p.requires_grad)
+            for p in self.parameters()
+        }
+        return copy.deepcopy(self, memo)
 
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> AutoDecoder:
@@ -290,13 +306,17 @@ class AutoDecoder(OwnFiles):
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
-        """Write a Hugging Face directory, without adapters."""
-        plain = self.merged() if self.adapters else self
-        dtype = self.hf_config.dtype
+    def save(
+        self, path: Path, tokenizer: Tokenizer | None, adapter: str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Write a Hugging Face directory, with one adapter in the matrices."""
+        plain = self.merged(adapter) if self.adapters else self
+        if dtype is not None:
+            plain = plain.copied(dtype)
+        own = self.hf_config.dtype
         plain.net.save_pretrained(path)
         # transformers has put the type of the tensors there, which is float32 while a model learns
-        self.hf_config.dtype = dtype
+        self.hf_config.dtype = own
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
 
@@ -321,44 +341,6 @@ class AutoDecoder(OwnFiles):
         for parameter in self.parameters():
             parameter.data = parameter.data.to(where)
         return self
-
-
-def _body(net: PreTrainedModel) -> str:
-    """Return the name of the part of a model that computes states from tokens: all except the head."""
-    embed = net.get_input_embeddings()
-    for name, part in net.named_children():
-        if part is not embed and any(module is embed for module in part.modules()):
-            return str(name)
-    raise UnsupportedArchitecture(
-        f"{net.config.model_type}: its layers are no part of their own, apart from its scores"
-    )
-
-
-class _States(dict[str | int, Tensor]):
-    """Output of the layers that holds only hidden states, accessible by name and by index."""
-
-    def __getattr__(self, name: str) -> Tensor | None:
-        return self.get(name)
-
-    def __getitem__(self, key: str | int) -> Tensor:
-        return super().__getitem__("last_hidden_state" if key == 0 else key)
-
-
-class _Given(nn.Module):
-    """Module in place of the layers, when scores are computed from hidden states.
-
-    It has the layers' other attributes, because some models keep a factor of their scores there.
-    """
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["body"] = body
-
-    def __getattr__(self, name: str) -> Tensor | nn.Module:
-        return getattr(self.__dict__["body"], name)  # type: ignore[no-any-return]
-
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _States:
-        return _States(last_hidden_state=inputs_embeds)
 
 
 def context_of(config: PretrainedConfig) -> int:
@@ -413,10 +395,8 @@ def load_auto(
     path: Path, config: PretrainedConfig, **where: torch.device | torch.dtype | Tensor | str
 ) -> AutoDecoder:
     """Load a model in float32, with the layers of transformers."""
-    from transformers import AutoModelForCausalLM
-
     dtype, name = config.dtype, config._name_or_path
-    net = AutoModelForCausalLM.from_pretrained(
+    net = class_of(config).from_pretrained(
         path, config=config, dtype=torch.float32, local_files_only=True, **where
     )
     net.config.dtype, net.config._name_or_path = dtype, name

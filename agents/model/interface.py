@@ -47,6 +47,8 @@ class Pass:
     """Adapters, and the rows that use each."""
     checkpointing: bool = False
     """Flag: store only each layer's input for the backward pass, which computes the rest again."""
+    position: Tensor | None = None
+    """Positions of a packed row's tokens, (T,)."""
 
 
 WHOLE = Pass()
@@ -105,6 +107,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend from q [B, H, Q, D] to k and v [B, K, S, D], as transformers' interface asks. Return [B, Q, H, D]."""
     attention = _PASS.get().attention
+    query = _tempered(module, query, _PASS.get().position)
     how = Weighing(scaling, softcap, s_aux, _sees(attention_mask) if attention else None)
     width, narrow = query.shape[-1], query.shape[-1] - value.shape[-1]
     if narrow > 0:  # values narrower than keys: zeros change no sum
@@ -123,6 +126,21 @@ def _attention(
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out = attention(layer, q, k, v, how)[None]
     return out[..., : width - max(narrow, 0)].contiguous(), None
+
+
+def _tempered(module: nn.Module, query: Tensor, position: Tensor | None) -> Tensor:
+    """Return the queries [B, H, Q, D] of Llama 4 at the temperature of their positions.
+
+    Its layers without rotary positions scale queries by their places in the row, which are no positions in a packed row.
+    """
+    if position is None or not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
+        return query
+
+    def scale(place: Tensor) -> Tensor:
+        return torch.floor((place.float() + 1.0) / module.floor_scale).log1p() * module.attn_scale + 1.0
+
+    place = torch.arange(query.shape[2], device=query.device)
+    return query * (scale(position) / scale(place)).to(query.dtype)[:, None]
 
 
 _KNOWN = ("position_ids", "cache_position", "attention_mask")

@@ -35,6 +35,8 @@ class Ways:
     """Flag: the model's own cache gives right results."""
     keys: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of key heads and their width, by layer."""
+    width: int = 0
+    """Width of the states that the scores are computed from."""
 
     def told(self) -> str:
         """Describe the limits of the model for the user. Empty: there are none."""
@@ -87,10 +89,12 @@ def try_out(model: Trying) -> Ways:
     sequences = [begin + one, begin + two, other]
     with torch.no_grad(), own_attention(model.net):
         expected = [_alone(model, ids) for ids in sequences]
+        _refuse_unless_causal(model, begin, expected[0])
         scores = model.net(torch.tensor([other], device=device), use_cache=False).logits[0]
         if not alike([model.scores(expected[-1])], [scores]):
             kind = model.net.config.model_type
             raise UnsupportedArchitecture(f"{kind}: its scores need more than the states of its last layer")
+    ways.width = expected[0].shape[1]
     packed = pack(sequences, share=4)
     ways.unpackable = _packs(model, packed, expected, ways.keys)
     if ways.unpackable:
@@ -118,11 +122,20 @@ def _packs(
     except (
         Exception
     ) as error:  # a model of transformers may fail in any way on inputs that it does not expect
-        return str(error).strip().partition("\n")[0] or type(error).__name__
+        told = str(error).strip().partition("\n")[0] or type(error).__name__
+        return "its layers compute with their mask" if "'Sees'" in told else told
     if not alike([hidden[rows] for rows in packed.rows], expected):
         return "its layers mix tokens in other ways than by attention"
     same = len(set(keys.values())) == 1 and sorted(keys) == list(range(len(keys)))
     return "" if same else "its layers have keys of several shapes"
+
+
+def _refuse_unless_causal(model: Trying, begin: list[int], whole: Tensor) -> None:
+    """Raise an error if the states of a beginning depend on what follows: transformers also loads encoders."""
+    if not alike([_alone(model, begin)], [whole[: len(begin)]]):
+        raise UnsupportedArchitecture(
+            f"{model.net.config.model_type}: a token's state depends on later tokens, so this is no causal language model"
+        )
 
 
 def _alone(model: Trying, ids: list[int]) -> Tensor:

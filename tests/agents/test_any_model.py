@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from unitymas.agents.basics.manifest import Damaged
 from unitymas.agents.engines.sampling import SamplingParams
@@ -16,9 +16,10 @@ from unitymas.agents.engines.torch.whole_engine import WholeEngine
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.model.logprobs import Support
+from unitymas.agents.model.shape import UnsupportedArchitecture
 from unitymas.agents.model.weights import load_decoder, load_tokenizer, save_adapter, save_model
 
-from ..any_models import KINDS, WHOLE, folder, network
+from ..any_models import KINDS, SIZES, WHOLE, folder, network, tokenizer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -85,6 +86,43 @@ def test_log_probs_and_gradients_are_those_of_transformers(kind, monkeypatch):
                 if gradients[name] is not None:
                     size = gradients[name].abs().max()
                     assert (parameter.grad - gradients[name]).abs().max() <= 2e-5 * size + 2e-6, (name, how)
+
+
+def test_a_model_that_sees_images_is_used_for_its_text(tmp_path):
+    """Its eyes learn nothing, and stay in an export, which transformers loads as what it was."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = CONFIG_MAPPING["qwen2_vl"](
+        text_config={**SIZES, "vocab_size": 64, "rope_parameters": rope},
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4},
+        image_token_id=60, video_token_id=61, vision_start_token_id=62, vision_end_token_id=63, eos_token_id=7,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    net = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    net.save_pretrained(tmp_path / "hub")
+    tokenizer_of("w", 60).save_pretrained(tmp_path / "hub")
+    decoder, tokenizer = load_decoder(tmp_path / "hub"), load_tokenizer(tmp_path / "hub")
+    assert not decoder.unpackable and {2, 7} <= TorchEngine(decoder, tokenizer, slots=1).stop_ids
+    sequences = [[4 + token % 50 for token in ids] for ids in ragged()]
+    with torch.no_grad():
+        expected = theirs(net, sequences, 0.7, None)
+        for a, b in zip(ours(decoder, sequences, 0.7, None), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    eyes = [name for name, _ in decoder.named_parameters() if ".visual." in name]
+    assert eyes and not set(eyes) & set(decoder.learnable(None))
+    assert any("lm_head" in name or "embed_tokens" in name for name in decoder.learnable(None))
+    out = save_model(decoder, tmp_path / "out", tokenizer)
+    again = AutoModelForImageTextToText.from_pretrained(out)
+    torch.testing.assert_close(dict(again.named_parameters()), dict(net.named_parameters()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit", "t5"])
+def test_what_is_no_causal_language_model_is_refused_by_name(kind, tmp_path):
+    config = CONFIG_MAPPING[kind](
+        **{**SIZES, "d_kv": 8, "d_ff": 48, "d_model": 32, "num_layers": 1, "num_heads": 4}
+    )
+    (AutoModelForCausalLM if kind == "bert" else AutoModel).from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match=f"{kind}.* is no causal language model"):
+        load_decoder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3"])
