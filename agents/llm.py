@@ -28,7 +28,13 @@ from .text.role_prompt import Told, shortened
 from .text.tokenizing import Tokenizer
 
 if TYPE_CHECKING:
+    import torch
+
     from .engines.generation import Generation
+
+
+FIXED_CONTEXT = 4096
+"""Context of a deterministic engine if none is given: its slots take memory for the whole context at once."""
 
 
 class LLMPolicy:
@@ -96,6 +102,11 @@ class LLMPolicy:
             adapter=call.role if call.role in self.roles else self.adapter,
         )
         self.chat.remember(call, prompt, generation.ids, generation.text)
+        if gone:
+            say_once(
+                f"{self.name}: prompts of the role {call.role!r} are longer than the model's context of {self.engine.context} tokens "
+                "leaves room for, and are cut (prompt_cut in the node says where)"
+            )
         if generation.finish_reason == "overflow":
             say_once(
                 f"{self.name}: a prompt of the role {call.role!r} does not fit in the model's context, and no more of it may "
@@ -142,7 +153,15 @@ class LLMPolicy:
             "sampling": asdict(self.sampling),
             **({"dtype": "bfloat16"} if "bfloat16" in str(getattr(self.engine, "dtype", "")) else {}),
             **({"deterministic": True} if getattr(self.engine, "deterministic", False) else {}),
+            **self._shorter_context(),
         }
+
+    def _shorter_context(self) -> dict[str, int]:
+        """Return the engine's context if it is shorter than the model's own, because prompts are then cut earlier."""
+        engine = self.engine
+        own = getattr(getattr(getattr(engine, "model", None), "shape", None), "context", 0)
+        context = getattr(engine, "context", None) or own
+        return {"context": context} if context < own else {}
 
     def __repr__(self) -> str:
         return f"LLMPolicy({self.name!r})"
@@ -177,13 +196,14 @@ def load_model_policy(
     name: str = "",
     slots: int = 32,
     concurrency: int | None = None,
+    context: int | None = None,
     dtype: str = "float32",
     device: str = "",
     threads: int | None = None,
     **sampling: Any,
 ) -> LLMPolicy:
     """Load a model directory with an engine of its own, on a GPU if there is one. `sampling` holds fields of
-    `SamplingParams`.
+    `SamplingParams`. The default of `context` is the model's own limit.
     """
     import torch
 
@@ -194,16 +214,19 @@ def load_model_policy(
 
     place = device_of(device)
     prefix = learned_prefix(path)
-    model, tokenizer = load_decoder(path, prefix is not None, speaks=True), load_tokenizer(path)
+    kind: torch.dtype = getattr(torch, dtype)
+    _check_memory(path, kind, place)
+    model, tokenizer = load_decoder(path, prefix is not None, speaks=True, dtype=kind), load_tokenizer(path)
+    model.fixed = True  # nothing learns here, so the engine needs no copy of its own
     adapter = None
     if prefix is not None:
         assert isinstance(model, OwnFiles)
         adapter = model.load_prefix(prefix)
     use_threads(threads, sum(p.numel() for p in model.parameters()))
-    context = min(model.shape.context, 4096)
     engine = engine_kind(model)(
-        model.to(place), tokenizer, slots=concurrency or slots, context=context, dtype=getattr(torch, dtype)
+        model.to(place), tokenizer, slots=concurrency or slots, context=context, dtype=kind
     )
+    engine.fixed_context = 0 if context else FIXED_CONTEXT
     return LLMPolicy(
         engine,
         tokenizer,
@@ -214,7 +237,26 @@ def load_model_policy(
     )
 
 
-def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **sampling: Any) -> LLMPolicy:
+def _check_memory(path: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise `MemoryError`, before anything large is read, if a model's weights cannot fit."""
+    from .engines.torch.memory import available
+    from .model.weights import count_parameters
+
+    try:
+        needed = count_parameters(path) * dtype.itemsize
+    except Exception:  # a damaged file is reported when it is loaded
+        return
+    if needed > (free := available(device)):
+        half = " --dtype bfloat16 needs half of that;" if dtype.itemsize > 2 else ""
+        raise MemoryError(
+            f"{path}: the weights need {needed / 2**30:.3g} GiB in {str(dtype).removeprefix('torch.')} on {device}, and "
+            f"{free / 2**30:.3g} GiB are free;{half} else take a smaller model, or serve this one elsewhere (openai:MODEL@URL)"
+        )
+
+
+def load_vllm_policy(
+    model: str, *, name: str = "", dtype: str | None = None, context: int | None = None, **sampling: Any
+) -> LLMPolicy:
     """Start a model in vLLM, in this process. Its samples are for evaluation."""
     from .engines.vllm.vllm_engine import VLLMEngine
     from .model.weights import load_tokenizer
@@ -223,7 +265,7 @@ def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **
     options: JsonObject = {"dtype": dtype} if dtype else {}
     tokenizer = load_tokenizer(path)
     require_template(tokenizer)
-    engine = VLLMEngine(str(path), tokenizer, untracked_truncation=True, **options)
+    engine = VLLMEngine(str(path), tokenizer, context=context, untracked_truncation=True, **options)
     return LLMPolicy(
         engine,
         engine.tokenizer,
@@ -270,10 +312,14 @@ class RunPolicy:
             raise Damaged(f"{config} is no run's config: it has no map of who plays whom")
         self.map: dict[str, str] = tree["map"]
         exported = {name: run / "policies" / name for name in sorted(set(self.map.values()))}
+        context = how.pop("context", None)
+        contexts = {name: context or _context_of(tree, name) for name in exported}
         for name, path in list(exported.items()):  # roles that have an adapter of their own
             exported |= {f"{name}/{role.name}": role for role in sorted(path.glob("roles/*"))}
         self.policies = {
-            name: load_model_policy(path, name=f"run:{run.name}/{name}", **how)
+            name: load_model_policy(
+                path, name=f"run:{run.name}/{name}", context=contexts[name.partition("/")[0]], **how
+            )
             for name, path in exported.items()
             if path.is_dir()
         }
@@ -310,3 +356,13 @@ class RunPolicy:
 
     def __repr__(self) -> str:
         return f"RunPolicy({str(self.run)!r})"
+
+
+def _context_of(config: Mapping[str, Any], policy: str) -> int | None:
+    """Return the context with which a run's policy learned; None if it was the model's own."""
+    try:
+        group = config["policies"][policy].get("group", "main")
+        context = config["groups"][group]["context"]
+    except (KeyError, TypeError, AttributeError):  # a config that was written by hand
+        return None
+    return context if isinstance(context, int) else None

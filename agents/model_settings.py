@@ -13,10 +13,10 @@ from .basics.json_types import JsonObject
 from .names import read_name
 from .spending import Price
 
-_TORCH = ("temperature", "top_p", "max_tokens", "device", "dtype", "threads", "concurrency")
+_TORCH = ("temperature", "top_p", "max_tokens", "context", "device", "dtype", "threads", "concurrency")
 TAKEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("tiny", "package", "hub", "path", "run"), _TORCH),
-    "vllm": ("temperature", "top_p", "max_tokens", "dtype"),
+    "vllm": ("temperature", "top_p", "max_tokens", "context", "dtype"),
     "openai": (
         "temperature",
         "top_p",
@@ -40,6 +40,10 @@ HELP = {
         "share of the probability whose likeliest tokens may be drawn (default: 1, or the endpoint's own)",
     ),
     "max_tokens": (int, "longest reply in tokens (default: 256; a role's own limit counts if it is lower)"),
+    "context": (
+        int,
+        "largest number of tokens of a prompt and its reply together (default: that of the run, else the model's own)",
+    ),
     "device": (str, "device: cpu, cuda, cuda:1, mps (default: a GPU if there is one)"),
     "dtype": (str, "precision: float32 (default) or bfloat16"),
     "threads": (int, "CPU threads of matrix products (default: 1 for small models, else torch's)"),
@@ -64,6 +68,9 @@ class ModelSettings:
     """Limit of nucleus sampling: the most likely tokens with this share of the probability may be sampled."""
     max_tokens: int | None = None
     """Longest reply in tokens."""
+    context: int | None = None
+    """Largest number of tokens of a prompt and its reply together, of models on this machine. None: that of the run, else the
+    model's own."""
     device: str | None = None
     """Device of models on this machine: cpu, cuda, cuda:1, mps."""
     dtype: str | None = None
@@ -93,6 +100,7 @@ class ModelSettings:
             ("temperature", lambda x: 0 <= x < float("inf"), "0 (greedy) or more"),
             ("top_p", lambda x: 0 < x <= 1, "in (0, 1]"),
             ("max_tokens", lambda x: x >= 1, "1 or more"),
+            ("context", lambda x: x >= 2, "2 or more"),
             ("dtype", lambda x: x in ("float32", "bfloat16"), "float32 or bfloat16"),
             ("threads", lambda x: x >= 1, "1 or more"),
             ("concurrency", lambda x: x >= 1, "1 or more"),

@@ -157,8 +157,10 @@ class OwnFiles(Decoder):
     """Decoder that reads and writes its own files. For `Llama`, weights.py does so."""
 
     @abstractmethod
-    def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
-        """Write a Hugging Face directory, without adapters. Callers use `weights.save_model`."""
+    def save(
+        self, path: Path, tokenizer: Tokenizer | None, adapter: str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Write a Hugging Face directory, with one adapter in the matrices. Callers use `weights.save_model`."""
 
     @abstractmethod
     def save_adapter(self, name: str, path: Path) -> None:

@@ -14,7 +14,7 @@ Shapes: T tokens, d width, H heads, K key-value heads, D head width, V vocabular
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,6 +64,10 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the change [T, d_out] from x [T, d_in]."""
         return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype)) * self.scale
+
+    def matrix(self, gather: Callable[[Tensor], Tensor] = torch.detach) -> Tensor:
+        """Compute the change of the matrix itself [d_out, d_in]. `gather` makes a tensor whole if a rank has a part of it."""
+        return gather(self.up) @ gather(self.down) * self.scale
 
 
 class Norm(nn.Module):
@@ -253,14 +257,35 @@ class Llama(Decoder):
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> Llama:
         """Return a copy without adapters. With `adapter`, that one is added into the matrices first."""
-        plain = copy.deepcopy(self)
-        if self.fixed:  # a sum with an adapter's small change needs more digits than the base
-            plain, plain.fixed = plain.float(), False
+        # one tensor at a time: a deep copy that is cast would hold the model three times
+        memo: dict[int, object] = {
+            id(p): p
+            if ".adapters." in name
+            else nn.Parameter(self.played(name, adapter).clone(), p.requires_grad)
+            for name, p in self.named_parameters()
+        }
+        plain = copy.deepcopy(self, memo)
+        plain.fixed = False
         for module in plain.modules():
             if isinstance(module, Linear):
-                if adapter is not None:
-                    low = module.adapters[adapter]
-                    assert isinstance(low, LowRank)
-                    module.weight.add_(low.up @ low.down * low.scale)
                 module.adapters.clear()
         return plain
+
+    @torch.no_grad()
+    def played(
+        self, name: str, adapter: str | None, gather: Callable[[Tensor], Tensor] = torch.detach
+    ) -> Tensor:
+        """Return one tensor of the model with an adapter's change. `gather` makes a tensor whole if a rank has a part of it.
+
+        A `fixed` model has half precision, and a sum with an adapter's small change needs more digits.
+        """
+        place, _, kind = name.rpartition(".")
+        module = self.get_submodule(place)
+        whole = gather(self.get_parameter(name))
+        if self.fixed:
+            whole = whole.float()
+        if adapter is None or kind != "weight" or not isinstance(module, Linear):
+            return whole
+        low = module.adapters[adapter]
+        assert isinstance(low, LowRank)
+        return whole + low.matrix(gather)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +47,7 @@ _TOP = {
 def load_decoder(
     path: str | Path, auto: bool = False, speaks: bool = False, dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """Load a model: as `Llama` if that can compute it, else (or with `auto`) with the layers of transformers, in float32.
+    """Load a model: as `Llama` if that can compute it, else (or with `auto`) with the layers of transformers.
 
     With `speaks`, a model without a chat template is an error, raised before its weights are read.
     """
@@ -59,7 +60,7 @@ def load_decoder(
 
         decoder: Decoder = load_auto(path, config, **where)
         decoder.generation = _generation(path)
-        return decoder
+        return decoder.to(dtype)
     return load_model(path, where.get("gguf_file"), dtype)
 
 
@@ -182,8 +183,17 @@ def from_config(config: PretrainedConfig, seed: int = 0) -> Llama:
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
 
 
-def save_model(model: Decoder, path: str | Path, tokenizer: Tokenizer | None = None) -> Path:
-    """Write a Hugging Face directory: config, safetensors and, if there is one, the tokenizer. Return its path."""
+def save_model(
+    model: Decoder,
+    path: str | Path,
+    tokenizer: Tokenizer | None = None,
+    adapter: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Write a Hugging Face directory: config, safetensors and, if there is one, the tokenizer. Return its path.
+
+    `adapter` is added into the matrices. `dtype` is the precision of the files; the default is that of the parameters.
+    """
     if model.hf_config is None:
         raise ValueError(
             "this model was built without a transformers configuration and cannot be saved as one"
@@ -191,21 +201,25 @@ def save_model(model: Decoder, path: str | Path, tokenizer: Tokenizer | None = N
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     if isinstance(model, OwnFiles):
-        model.save(path, tokenizer)
-        save_settings(model, path)
+        model.save(path, tokenizer, adapter, dtype)
+        save_settings(model, path, dtype)
         return path
     assert isinstance(model, Llama)
-    save_settings(model, path)
-    own = model.state_dict()
-    save_tensors(model, (own[name] for name, _, _ in hf_names(model)), path)
+    save_settings(model, path, dtype)
+    save_tensors(model, (model.played(name, adapter) for name, _, _ in hf_names(model)), path, dtype)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
     return path
 
 
-def save_settings(model: Decoder, path: Path) -> None:
-    """Write a model's configuration, and that of generation as it was loaded."""
-    model.hf_config.save_pretrained(path)
+def save_settings(model: Decoder, path: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a model's configuration, and that of generation as it was loaded.
+
+    Other libraries load a model in the precision that its configuration names. Without `dtype` this stays as it was.
+    """
+    config = copy.deepcopy(model.hf_config)
+    config.dtype = dtype or config.dtype
+    config.save_pretrained(path)
     if model.generation:
         (path / GENERATION).write_text(json.dumps(dict(model.generation), indent=2), encoding="utf-8")
 
@@ -223,22 +237,28 @@ def _generation(path: Path) -> JsonObject:
 
 
 def save_tensors(
-    model: Llama, tensors: Iterable[Tensor], path: Path, largest: int = tensor_files.LARGEST
+    model: Llama,
+    tensors: Iterable[Tensor],
+    path: Path,
+    dtype: torch.dtype | None = None,
+    largest: int = tensor_files.LARGEST,
 ) -> None:
     """Write tensors, in the order of `hf_names`, as safetensors files of at most `largest` bytes.
 
-    Only types and shapes are read from the model, so it may be on the meta device.
+    Only types and shapes are read from the model, so it may be on the meta device. `dtype` is that of the files; the
+    default is that of the parameters (of a `fixed` model, whose parameters have half the digits, float32).
     """
     own, names = dict(model.named_parameters()), list(hf_names(model))
+    dtype = dtype or (torch.float32 if model.fixed else None)
     entries = [
-        tensor_files.TensorEntry(part, own[name].dtype, (rows, *own[name].shape[1:]))
+        tensor_files.TensorEntry(part, dtype or own[name].dtype, (rows, *own[name].shape[1:]))
         for name, parts, sizes in names
         for part, rows in zip(parts, sizes, strict=True)
     ]
     split = (
         part
         for tensor, (_, _, sizes) in zip(tensors, names, strict=True)
-        for part in tensor.detach().split(sizes)
+        for part in tensor.detach().to(dtype or tensor.dtype).split(sizes)
     )
     tensor_files.write(path, entries, split, largest)
 

@@ -1,5 +1,6 @@
 """A model's name means the same everywhere; what goes wrong on its way is one line that says what to do."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,12 +15,13 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import yaml
 from huggingface_hub import constants, errors
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import unitymas
 from unitymas.agents import TINY, model_path
-from unitymas.agents.basics.manifest import Damaged
+from unitymas.agents.basics.manifest import Damaged, signed
 from unitymas.agents.fetch import hub, packaged
 from unitymas.agents.fetch.home import home
 from unitymas.agents.llm import load_policy
@@ -115,6 +117,44 @@ def test_a_run_is_a_model_by_its_one_policy(tmp_path):
     (run / "policies" / "other").mkdir()
     with pytest.raises(FileNotFoundError, match=r"several policies \(other, team\): name one"):
         model_path(f"run:{run}")
+
+
+def test_a_player_has_the_context_of_its_model_or_of_its_run(tmp_path, monkeypatch):
+    """Not less in silence: long prompts would be cut. In fixed shapes, whose memory is taken at once, it is told."""
+    tokenizer = load_tokenizer(TINY)
+    config = LlamaConfig(**SIZES, vocab_size=len(tokenizer), max_position_embeddings=20_000)
+    run = tmp_path / "run"
+    model = save_model(from_config(config), run / "policies" / "team", tokenizer)
+    policy = load_policy(str(model), device="cpu")
+    assert policy.engine.context == 20_000 and "context" not in policy.identity()
+    policy.fix_shapes()
+    assert policy.engine.context == policy.identity()["context"] == 4096
+    shorter = load_policy(str(model), device="cpu", context=64)
+    assert shorter.engine.context == shorter.identity()["context"] == 64
+    long = Call("a", "a", ({"role": "user", "content": "What? " * 100},))
+    assert asyncio.run(shorter.act(long)).meta.finish_reason == "overflow"
+    tree = {
+        "map": {"*": "team"},
+        "policies": {"team": {"group": "main"}},
+        "groups": {"main": {"context": 96}},
+    }
+    (run / "config.yaml").write_bytes(signed(yaml.safe_dump(tree)))
+    assert load_policy(f"run:{run}", device="cpu").policies["team"].engine.context == 96
+    assert load_policy(f"run:{run}", device="cpu", context=48).policies["team"].engine.context == 48
+    assert ModelSettings(context=48).of("tiny") == {"context": 48}
+
+
+def test_weights_that_cannot_fit_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer(TINY)
+    model = save_model(
+        from_config(LlamaConfig(**SIZES, vocab_size=len(tokenizer))), tmp_path / "model", tokenizer
+    )
+    size = sum(p.numel() for p in load_decoder(model).parameters())
+    monkeypatch.setattr("unitymas.agents.engines.torch.memory.available", lambda device: 3 * size)
+    with pytest.raises(MemoryError, match=r"model: the weights need .* in float32 on cpu.*--dtype bfloat16"):
+        load_policy(str(model), device="cpu")
+    half = load_policy(str(model), device="cpu", dtype="bfloat16").engine.model
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 
 
 # the hub -----------------------------------------------------------------------------------------------
@@ -331,12 +371,11 @@ def test_a_name_that_the_hub_cannot_have_is_refused_at_once(name, tmp_path, monk
 
 def test_a_download_asks_for_weights_and_no_code(cache, monkeypatch, capsys):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    asked = []
+    asked, snapshot = [], put(cache, "e" * 40)
 
     def download(repo, *, revision=None, local_files_only=False, allow_patterns=(), ignore_patterns=()):
         if local_files_only:
             raise errors.LocalEntryNotFoundError("not here")
-        asked.append((repo, revision))
         names = (
             "config.json",
             "model.safetensors",
@@ -347,12 +386,63 @@ def test_a_download_asks_for_weights_and_no_code(cache, monkeypatch, capsys):
         kept = huggingface_hub.utils.filter_repo_objects(
             names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
-        assert sorted(kept) == ["config.json", "model.safetensors"]
-        return str(put(cache, "e" * 40))
+        asked.append((repo, revision, *kept))
+        return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert model_path("org/small@e1") == cache / "models--org--small" / "snapshots" / ("e" * 40)
-    assert asked == [("org/small", "e1")] and "downloading hf:org/small@e1" in capsys.readouterr().err
+    assert asked == [("org/small", "e1", "config.json"), ("org/small", "e" * 40, "model.safetensors")]
+    assert "downloading hf:org/small@e1" in capsys.readouterr().err
+
+
+def test_a_download_that_was_cut_short_continues(cache, monkeypatch):
+    """Wherever the connection breaks, the files that came never pass for the whole model."""
+    commit = "f" * 40
+    snapshot = put(cache, commit)
+    files = sorted(file.name for file in snapshot.iterdir())
+    there = set()
+
+    def lay(name):
+        if not (snapshot / name).exists():
+            (snapshot / name).symlink_to(f"../../blobs/{commit}-{name}")
+        there.add(name)
+
+    def download(repo, *, revision=None, local_files_only=False, allow_patterns=(), ignore_patterns=()):
+        if local_files_only:
+            return str(snapshot)
+        for name in huggingface_hub.utils.filter_repo_objects(files, allow_patterns=allow_patterns):
+            if name in there:
+                continue
+            lay(name)
+            raise ConnectionError("the connection broke")
+        return str(snapshot)
+
+    for name in files:
+        (snapshot / name).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for _ in files:
+        with pytest.raises(FileNotFoundError, match="the connection broke"):
+            model_path("org/small")
+    assert model_path("org/small") == snapshot and there == set(files)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_rest_that_another_program_left_is_completed(reached, cache, monkeypatch):
+    snapshot = put(cache, "a" * 40, without=("tokenizer_config.json", "chat_template.jinja"))
+    assert model_path("org/small") == snapshot.resolve()  # without a network, as it is
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def download(repo, *, revision=None, local_files_only=False, allow_patterns=(), ignore_patterns=()):
+        if not local_files_only and not reached:
+            raise ConnectionError("no network")
+        if not local_files_only and "*.jinja" in allow_patterns:
+            (snapshot / "chat_template.jinja").write_text("{{ messages }}")
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert model_path("org/small") == snapshot
+    assert (snapshot / "chat_template.jinja").exists() == reached
 
 
 @pytest.mark.parametrize("folder", ["no weights", "a shard short", "a broken index", "no tokenizer"])

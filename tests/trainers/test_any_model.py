@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from unitymas.agents.llm import load_model_policy, load_policy
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.model.shape import UnsupportedArchitecture
-from unitymas.agents.model.weights import count_parameters, load_decoder
+from unitymas.agents.model.weights import count_parameters, load_decoder, precisions
 from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.algorithms.algorithm import Needs
@@ -65,7 +65,7 @@ def signals(ids: list[str]) -> list[Signal]:
     return [Signal(id, (-1.0) ** i * (1 + i % 3)) for i, id in enumerate(ids)]
 
 
-KINDS = ["gemma3_text", "qwen3_moe", "phi3", "olmo2", "granite", "gpt_oss", "gpt2", "jamba", "rwkv"]
+KINDS = ["gemma3_text", "opt", "qwen3_moe", "phi3", "olmo2", "granite", "gpt_oss", "gpt2", "jamba", "rwkv"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,6 +254,53 @@ def test_a_bfloat16_base_of_adapters_is_held_once_and_no_bit_changes(
     assert shared and not apart
     assert mine[:3] == theirs[:3]
     torch.testing.assert_close(mine[3:], theirs[3:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_an_export_has_the_precision_that_the_model_came_in(
+    kind: str, adapter: Adapter | None, tmp_path: Path
+) -> None:
+    """Half as large as in float32, it is what the engine played: the same replies to the bit (an adapter apart)."""
+    path = folder(kind, tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    own = policy(adapter=adapter, learning=replace(LEARNING, precision="bfloat16"))
+
+    async def run(where: Path, **options: Any) -> list[str]:
+        group = ModelGroup(spec(path, {"team": own}, precision="bfloat16", **options))
+        ids = await play(group)
+        await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        await group.publish()
+        await group.export("team", where)
+        return [
+            (await group.generate("team", call(f"p{i}"), temperature=0.0, keep=False)).text for i in range(3)
+        ]
+
+    half, whole = tmp_path / "half", tmp_path / "whole"
+    replies = asyncio.run(run(half))
+    asyncio.run(run(whole, export="float32"))
+    assert (precisions(half), precisions(whole)) == ({"BF16"}, {"F32"})
+    assert [json.loads((x / "config.json").read_text())["dtype"] for x in (half, whole)] == [
+        "bfloat16",
+        "float32",
+    ]
+    rounded = {name: t.bfloat16() for name, t in load_file(whole / "model.safetensors").items()}
+    torch.testing.assert_close(load_file(half / "model.safetensors"), rounded, rtol=0, atol=0)
+    assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
+    if adapter is None:
+        again = load_model_policy(half, dtype="bfloat16", temperature=0, max_tokens=6, device="cpu")
+        assert [asyncio.run(again.act(call(f"p{i}"))).text for i in range(3)] == replies
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_export_loses_no_digits_that_played(precision: str, tmp_path: Path) -> None:
+    """In float32 stays what came in float32, and what played in float32."""
+    path = folder("qwen3", tmp_path / "model")
+    if precision == "float32":
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    group = ModelGroup(spec(path, {"team": policy()}, precision=precision))
+    asyncio.run(group.export("team", tmp_path / "out"))
+    assert precisions(tmp_path / "out") == {"F32"}
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -179,6 +179,8 @@ class GroupSpec:
     """Largest number of tokens of a prompt and its reply together. None: the model's own limit."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of generation."""
+    export: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of exported policies. auto: bfloat16 if the model came in half precision and generates in bfloat16, else float32."""
     engine: str = "torch"
     """Name of the engine that generates."""
     engine_options: JsonObject = field(default_factory=dict)

@@ -180,6 +180,7 @@ def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]
             slots=group.slots,
             context=group.context,
             precision=group.precision,
+            export=group.export,
             device=group.device,
             gpus=group.gpus or 0.0,
             cpus=group.cpus,

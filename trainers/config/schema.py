@@ -71,6 +71,9 @@ class GroupConfig(Settings):
     """CPU threads of the group's matrix products. 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of generation. That of training is `learning.precision`."""
+    export: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the exported policies. auto: bfloat16 if the model's configuration names a half precision and the group generates in
+    bfloat16, else that of the parameters. In bfloat16 an export is half as large, and holds the weights that played."""
     device: str = "auto"
     """Device on which the group's models learn: cpu, cuda, cuda:1 … The torch engine generates on the same one. auto: a GPU if there is
     one, else cpu; several groups take the GPUs in turn. With engine vllm, auto is cpu, because vLLM fills the GPU."""

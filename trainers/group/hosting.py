@@ -136,16 +136,30 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokeni
     return hosted, tokenizer
 
 
-def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: Tokenizer) -> Path:
+def write_policy(
+    policy: Parameters, model: Decoder, path: Path, tokenizer: Tokenizer, dtype: torch.dtype | None
+) -> Path:
     """Write the folder of a policy from the tensors of `model`."""
     with checkpoint.writing(path) as folder:
         if policy.adapter is not None:
             save_adapter(model, policy.adapter, folder / "adapter")
-        save_model(model.merged(policy.adapter), folder, tokenizer)
+        save_model(model, folder, tokenizer, policy.adapter, dtype)
         for role in policy.roles:
             save_adapter(model, role, folder / "roles" / role / "adapter")
-            save_model(model.merged(role), folder / "roles" / role, tokenizer)
+            save_model(model, folder / "roles" / role, tokenizer, role, dtype)
     return path
+
+
+def export_dtype(spec: GroupSpec, model: Decoder) -> torch.dtype | None:
+    """Return the precision of a group's exports. None: that of the parameters, which is float32 as a rule.
+
+    By itself this is bfloat16 if the model came in half precision and plays in bfloat16, because these are the very
+    weights that played.
+    """
+    if spec.export != "auto":
+        return torch.float32 if spec.export == "float32" else torch.bfloat16
+    came_halved = getattr(model.hf_config, "dtype", None) in (torch.bfloat16, torch.float16)
+    return torch.bfloat16 if came_halved and spec.precision == "bfloat16" else None
 
 
 def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameters]:

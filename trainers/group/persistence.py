@@ -23,7 +23,7 @@ from ...agents.text.tokenizing import Tokenizer
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
 from ..controller.checkpoint import Saved
-from .hosting import Hosted, host, same_shape, write_policy
+from .hosting import Hosted, export_dtype, host, same_shape, write_policy
 from .learning.update import Learner
 from .sample_store import SampleStore
 
@@ -128,7 +128,8 @@ class PersistentGroup:
         return str(await self._thread(lambda: self._export(hosted, Path(path), tokenizer)))
 
     def _export(self, hosted: Hosted, path: Path, tokenizer: Tokenizer) -> Path:
-        return write_policy(hosted.parameters, hosted.parameters.model, path, tokenizer)
+        model = hosted.parameters.model
+        return write_policy(hosted.parameters, model, path, tokenizer, export_dtype(self.spec, model))
 
     async def adopt(self, policy: str, path: str | Path) -> None:
         """Load the parameters of an exported policy, or of any model with the same shape. `publish` sends them to the

@@ -53,6 +53,7 @@ class TorchEngine(Driven, Napping, Versioned):
     fixed_block = 16  # the same in deterministic mode: also the size of a piece of prefill
     reading_rows = 2048  # most prompt tokens in one pass
     fixed_rows = 256  # the same in deterministic mode: always exactly this number
+    fixed_context = 0  # longest context after `fix_shapes`; 0: as before
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class TorchEngine(Driven, Napping, Versioned):
         return MemoryError(
             f"{what} need {needed:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
             f"what is free); lower groups.*.context ({self.context}), groups.*.slots ({self.slots}) or "
-            f"policies.*.sampling.max_tokens{half} (in a command with a team: --concurrency, --max-tokens{dtype})"
+            f"policies.*.sampling.max_tokens{half} (in a command with a team: --context, --concurrency, --max-tokens{dtype})"
         )
 
     def fix_shapes(self) -> None:
@@ -123,6 +124,7 @@ class TorchEngine(Driven, Napping, Versioned):
             raise RuntimeError("an engine cannot change its shapes while requests run or wait")
         if not self.deterministic:
             self.deterministic = True
+            self.context = min(self.context, self.fixed_context or self.context)
             self._lay_out()
 
     def close(self) -> None:

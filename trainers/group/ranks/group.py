@@ -28,7 +28,7 @@ from ...controller import checkpoint
 from ...controller.checkpoint import Saved
 from ...controller.statistics.table import Signal
 from ..contract import GroupReport
-from ..hosting import Hosted, host, same_shape, write_policy
+from ..hosting import Hosted, export_dtype, host, same_shape, write_policy
 from ..learning.parameters import Parameters
 from ..learning.update import no_reference
 from ..model_group import ModelGroup
@@ -197,16 +197,17 @@ class RankedGroup(ModelGroup):
         if not isinstance(learner, RemoteLearner):
             return super()._export(hosted, path, tokenizer)
         model, adapter = learner.parameters.model, learner.parameters.adapter
+        dtype = export_dtype(self.spec, model)
         if not isinstance(model, Llama) or learner.parameters.roles:
             whole = filled(model, dict(learner.weights(list(dict(model.named_parameters())))))
-            return write_policy(learner.parameters, whole, path, tokenizer)
+            return write_policy(learner.parameters, whole, path, tokenizer, dtype)
         with checkpoint.writing(path) as folder:
             if adapter is not None:
                 own = dict(learner.weights(list(model.learnable(adapter))))
                 save_adapter(filled(model, own), adapter, folder / "adapter")
-            save_settings(model, folder)
+            save_settings(model, folder, dtype)
             tokenizer.save_pretrained(folder)
-            if failure := self.ranks.call("export", hosted.name, folder, self.largest_file)[0]:
+            if failure := self.ranks.call("export", hosted.name, folder, dtype, self.largest_file)[0]:
                 raise failure
         return path
 

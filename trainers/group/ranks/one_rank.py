@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ....agents.answers import DecisionId
 from ....agents.basics.machine import give_back, keep_little
 from ....agents.model.context_split import ContextRanks
-from ....agents.model.llama import Linear, Llama, LowRank
+from ....agents.model.llama import Llama
 from ....agents.model.weights import hf_names, load_decoder, save_tensors
 from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec
@@ -139,17 +139,17 @@ class Rank:
         return gathered if self.index == 0 else None
 
     @torch.no_grad()
-    def export(self, policy: str, folder: Path, largest: int) -> OSError | None:
+    def export(self, policy: str, folder: Path, dtype: torch.dtype | None, largest: int) -> OSError | None:
         """Write a policy's model, adapter included, in files of at most `largest` bytes. Every rank takes part in gathering a
         tensor, and the first writes it. Return why it could not.
         """
         parameters = self.learners[policy].parameters
         model = parameters.model
         assert isinstance(model, Llama)
-        tensors = (_played(model, name, parameters.adapter) for name, _, _ in hf_names(model))
+        tensors = (model.played(name, parameters.adapter, _here) for name, _, _ in hf_names(model))
         try:
             if self.index == 0:
-                save_tensors(model, tensors, folder, largest)
+                save_tensors(model, tensors, folder, dtype, largest)
         except OSError as error:
             return error
         finally:
@@ -217,18 +217,6 @@ class Rank:
         return {**self.phases.peaks, "after": held(self.device)}
 
 
-def _played(model: Llama, name: str, adapter: str | None) -> Tensor:
-    """Gather one tensor of a model, and add its adapter to it."""
-    place, _, kind = name.rpartition(".")
-    module = model.get_submodule(place)
-    whole = _whole(model.get_parameter(name)).cpu()
-    if adapter is not None and kind == "weight" and isinstance(module, Linear):
-        low = module.adapters[adapter]
-        assert isinstance(low, LowRank)
-        whole = whole + _whole(low.up).cpu() @ _whole(low.down).cpu() * low.scale
-    return whole
-
-
 def rank_device(spec: GroupSpec, index: int) -> torch.device:
     """Return the device of a rank: on cuda:K rank i has GPU K + i. An actor sees only its own GPU."""
     device = torch.device(spec.device)
@@ -244,6 +232,10 @@ def local(tensor: Tensor) -> Tensor:
 
 def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _here(tensor: Tensor) -> Tensor:
+    return _whole(tensor).cpu()
 
 
 def _take(parameter: Tensor, whole: Tensor) -> None:
