@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 def class_of(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
     """Return the class of transformers that loads a model. One that also sees images is used for its text."""
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
-    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return AutoModelForImageTextToText
+    loader: type[AutoModelForCausalLM | AutoModelForImageTextToText]
+    for models, loader in (
+        (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+    ):
+        if type(config) in models:
+            return loader
     raise UnsupportedArchitecture(
         f"{config._name_or_path or config.model_type}: {config.model_type} is no causal language model"
     )
@@ -70,6 +73,7 @@ class Given(nn.Module):
         return part
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> States:
+        """Return the hidden states that it is called with."""
         return States(last_hidden_state=inputs_embeds)
 
 

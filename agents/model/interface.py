@@ -136,8 +136,10 @@ def _tempered(module: nn.Module, query: Tensor, position: Tensor | None) -> Tens
     if position is None or not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
         return query
 
+    step, share = (getattr(module, name) for name in ("floor_scale", "attn_scale"))
+
     def scale(place: Tensor) -> Tensor:
-        return torch.floor((place.float() + 1.0) / module.floor_scale).log1p() * module.attn_scale + 1.0
+        return torch.floor((place.float() + 1.0) / step).log1p() * share + 1.0  # type: ignore[no-any-return]
 
     place = torch.arange(query.shape[2], device=query.device)
     return query * (scale(position) / scale(place)).to(query.dtype)[:, None]

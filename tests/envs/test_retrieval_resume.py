@@ -181,7 +181,7 @@ def test_ids_that_repeat_are_told_early(tmp_path: Path) -> None:
     corpus, seen = tmp_path / "corpus.jsonl", 0
     rows = ({"id": str(n // 2), "text": "x"} for n in range(30_000))
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(CorpusError, match=r"have the same id \(5000 rows repeat one\)"):
+    with pytest.raises(CorpusError, match=r"have the same id \(5,000 repetitions\)"):
         for _ in read_corpus(corpus):
             seen += 1
     assert seen < 10_000

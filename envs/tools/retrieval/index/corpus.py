@@ -18,6 +18,7 @@ from typing import IO, cast
 
 import numpy as np
 
+from .....agents.basics.hints import counted
 from ..retriever import Passage, RetrievalError
 from ..wire import ID_FIELDS, TEXT_FIELDS, BadAnswer, read_passage
 
@@ -90,7 +91,7 @@ def _check_ids(seen: array[int], path: Path) -> None:
     if len(same):
         first, second = sorted(order[same[0] : same[0] + 2].tolist())
         raise CorpusError(
-            f"{path}: rows {first + 1} and {second + 1} have the same id ({len(same)} rows repeat one); "
+            f"{path}: rows {first + 1} and {second + 1} have the same id ({counted(len(same), 'repetition')}); "
             "name another id column, or '-' to number the rows"
         )
 
