@@ -166,14 +166,14 @@ def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> Js
     return table
 
 
-class _Loader(UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _PromptLoader(UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Loader of plain data, in C where PyYAML has it."""
 
 
 @lru_cache(maxsize=64)
 def _read(path: Path, changed: int) -> Any:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_PromptLoader)
     except UnicodeDecodeError as error:
         raise PromptError(f"prompts: {path} is not UTF-8 ({error}): save it as UTF-8") from None
     except (yaml.YAMLError, RecursionError) as error:

@@ -107,11 +107,8 @@ class TorchEngine(Driven, Napping, Versioned):
     def _too_large(self, what: str, tokens: int) -> MemoryError:
         """Return the error text: which memory is needed and free, and which settings change it."""
         needed, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
-        half, dtype = (
-            (", or set groups.*.precision=bfloat16", ", --dtype bfloat16")
-            if self.dtype.itemsize > 2
-            else ("", "")
-        )
+        wide = self.dtype.itemsize > 2
+        half, dtype = ", or set groups.*.precision=bfloat16" * wide, ", --dtype bfloat16" * wide
         return MemoryError(
             f"{what} need {needed:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
             f"what is free); lower groups.*.context ({self.context}), groups.*.slots ({self.slots}) or "
