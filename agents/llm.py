@@ -358,7 +358,7 @@ class RunPolicy:
         return f"RunPolicy({str(self.run)!r})"
 
 
-def _context_of(config: Mapping[str, Any], policy: str) -> int | None:
+def _context_of(config: JsonObject, policy: str) -> int | None:
     """Return the context with which a run's policy learned; None if it was the model's own."""
     try:
         group = config["policies"][policy].get("group", "main")

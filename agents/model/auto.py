@@ -217,8 +217,8 @@ class AutoDecoder(OwnFiles):
     def scores(self, hidden: Tensor) -> Tensor:
         """Compute the scores [T, V] of the states [T, d] with the architecture's own scale, cap and bias."""
         head = copy.copy(self.net)
-        given = Given(getattr(self.net, self.body), self.net.get_input_embeddings())
-        head.__dict__["_modules"] = {**self.net._modules, self.body: given}
+        layers = Given(getattr(self.net, self.body), self.net.get_input_embeddings())
+        head.__dict__["_modules"] = {**self.net._modules, self.body: layers}
         with self._computed_in(hidden.dtype):
             return head(inputs_embeds=hidden[None]).logits[0]  # type: ignore[no-any-return]
 
