@@ -71,7 +71,7 @@ class LLMPolicy:
         self._tokens = True
 
     def fix_shapes(self) -> None:
-        """Give the same bits from now on, whatever other requests run (the engine's `deterministic`)."""
+        """Give the same bits from now on, independently of other requests (the engine's `deterministic`)."""
         if why := self.engine.cannot.get("determinism"):
             raise ValueError(f"{self.name}: {type(self.engine).__name__} {why}")
         self.engine.fix_shapes()

@@ -406,10 +406,10 @@ class Role:
 
 
 def entry_of(table: Mapping[str, T], *names: str) -> T | None:
-    """Look up who plays or what holds: the entry of the first of these names (an agent, its role), else that of `"*"`."""
+    """Return the entry of the first of these names (an agent, its role) in a table, else that of `"*"`, else None."""
     return next((table[name] for name in (*names, "*") if name in table), None)
 
 
 def nobody_plays(agent: str, role: str) -> str:
-    """Say that a table has no entry for an agent, and which ones would do."""
+    """Return the message for an agent without an entry in a table. It names the entries that could be added."""
     return f"nobody plays {agent!r}; add {' or '.join(map(repr, dict.fromkeys([agent, role, '*'])))}"

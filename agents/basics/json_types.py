@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
-"""A JSON object as `json.loads` gives it. Whoever reads a field checks what it is."""
+"""JSON object as `json.loads` gives it. The code that reads a field checks its type."""
 
 JsonView: TypeAlias = Mapping[str, Any]
 """A JSON object that is only read."""

@@ -1,6 +1,6 @@
 """Checksums that show whether files are as they were written: of a folder in its manifest, of a text in its last line.
 
-They detect damage (a torn write, a flipped bit, a swapped file), not malice: whoever can write a file can write its
+They detect damage (a torn write, a flipped bit, a swapped file), not malice: who can write a file can also write its
 checksum. So reading such a file never runs code either.
 """
 

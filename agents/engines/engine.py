@@ -37,7 +37,7 @@ class Engine(Protocol):
     cannot: Mapping[Ability, str]
     """Abilities that the engine lacks, each with a predicate that says why: `{"adapters": "cannot serve adapters"}`.
 
-    determinism: the same bits for the same request, whatever else runs. tracked truncation: the allowed tokens of
+    determinism: the same bits for the same request, independently of other requests. tracked truncation: the allowed tokens of
     each position with `top_p` and `top_k`, which training must know. adapters: several low-rank changes of one model.
     new weights within a reply: `publish` does not wait for replies that are begun; they go on with the new weights.
     replicas: several engines with the same weights, behind a router.

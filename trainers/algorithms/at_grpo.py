@@ -5,7 +5,7 @@ Paper: Zhao et al., Stronger Together (Stronger-MAS / PettingLLMs), 2510.11062.
     at every act, `tree` candidates are drawn from the *same* state; they are one group
     score = alpha * team + local               per act: use the `mix` transform of credit.py
     A     = (score - mean) / (std + eps)
-    the episode goes on with the best candidate; its siblings are training data only
+    the episode continues with the best candidate; its siblings are training data only
 
 Without a tree (`tree=0`) this is the paper's "parallel" baseline: k trajectories per task, grouped by (task, agent,
 turn). After the first turn these groups compare acts in different states.

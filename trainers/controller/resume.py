@@ -77,7 +77,7 @@ def going_on(
     overrides: Sequence[str] = (),
     **fields: object,
 ) -> tuple[RunConfig, list[str]]:
-    """Return the config with which a run goes on, and its changes in words. Refuse what cannot go on."""
+    """Return the config with which a run continues, and its changes in words. Refuse a run that cannot continue."""
     if directory is None:
         raise ConfigError("resume: say which run, directory=…")
     if preset is not None:

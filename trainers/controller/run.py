@@ -3,7 +3,7 @@
     run = unitymas.train("rag-nq", preset="shared")        # what `unitymas train` calls
 
 A run lives in a directory: `config.yaml` (resolved), `metrics.jsonl`, `traces/`, `checkpoints/`, `report.html`. Each is written so that a
-kill at any moment leaves it readable; `resume=True` goes on from the newest whole checkpoint. The controller is one asyncio loop.
+kill at any moment leaves it readable; `resume=True` continues from the newest complete checkpoint. The controller is one asyncio loop.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Run:
         return self
 
     def _note_spending(self) -> None:
-        """Write the cost of endpoints. It is counted whatever checkpoint a resume continues from."""
+        """Write the cost of endpoints. A resume counts all of it, even if it continues from an earlier checkpoint."""
         if self.spending.roles:
             path = self.dir / "spending.json"
             checkpoint.write_whole(path, json.dumps(self.spending.state_dict(), indent=1).encode())

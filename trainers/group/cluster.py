@@ -103,7 +103,7 @@ def check_answers(address: str) -> None:
 
 
 def check_room(specs: Mapping[str, GroupSpec], strategy: str = "") -> None:
-    """Refuse groups that the nodes could never take, even with nobody else on them: Ray would wait for ever."""
+    """Refuse groups for which the empty nodes have too little room. Ray would wait for ever."""
     import ray
 
     rooms = {
@@ -154,7 +154,7 @@ def _packs(parts: Sequence[tuple[float, float]], rooms: list[tuple[float, float]
 
 
 def asked(specs: Mapping[str, GroupSpec]) -> str:
-    """Say what each group asks for: `a 2 CPUs; b 1 CPUs, 1 GPUs and 4 more of 1 GPU each`."""
+    """Describe what each group asks for: `a 2 CPUs; b 1 CPUs, 1 GPUs and 4 more of 1 GPU each`."""
     words = []
     for name, spec in specs.items():
         more = f" and {beside(spec)} more of 1 GPU each" if beside(spec) else ""

@@ -208,7 +208,7 @@ class _Models:
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
         self.for_one = False
-        """Flag: one policy alone is made of the base, and nobody else reads it. It needs no copy."""
+        """Flag: one policy alone is made of the base, and no other code reads the base. So the policy needs no copy."""
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:

@@ -156,7 +156,7 @@ class Stream:
         """Cancel the draws in flight."""
         for task in (flying := list(self.flying.values())):
             task.cancel()
-        with suppress(Exception):  # whoever ends the run reports these errors
+        with suppress(Exception):  # the end of the run reports these errors
             await asyncio.gather(*flying, return_exceptions=True)
         if done:
             self.log.write("end", step=self.run.step)

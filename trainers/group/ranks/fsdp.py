@@ -115,7 +115,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None, offload: 
 
 
 def share_vocabulary(model: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
-    """Deal out the rows of our own decoder's embedding and head, which nobody gathers in a pass. Return both."""
+    """Deal out the rows of our own decoder's embedding and head, which no rank gathers in a pass. Return both."""
     ranks, index = mesh.size(), mesh.get_local_rank()
     if not isinstance(model, Llama) or ranks == 1:
         return set()
