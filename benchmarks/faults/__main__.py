@@ -33,6 +33,7 @@ from pathlib import Path
 
 from ...agents.basics.json_types import JsonObject
 from ...agents.engines.vllm.vllm_setup import installed
+from ...cli.arguments import module_parser
 from ...trainers.controller.resume import NothingToResume
 from ...trainers.controller.run import train
 from . import forked_runs, work
@@ -221,10 +222,7 @@ def in_a_life(work: Callable[[], object], log: Path) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m unitymas.benchmarks.faults", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = module_parser(__doc__, prog="python -m unitymas.benchmarks.faults")
     parser.add_argument("--kinds", help="who is killed, by commas; KIND:N, and how often")
     parser.add_argument("--moments", default="collection,update,sync,save,any", help="when, by commas")
     parser.add_argument("--kills", type=int, default=20, help="kills of a kind that names no number")
@@ -270,9 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     forked_runs.adopt_orphans()
     place = args.keep or Path(tempfile.mkdtemp(prefix="unitymas-faults-"))
     place.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault(
-        "TORCHINDUCTOR_CACHE_DIR", str(place / "torch")
-    )  # torch makes it when it is imported
+    # torch makes it when it is imported
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(place / "torch"))
     in_a_life(lambda: work.make_model(place / "model"), place / "model.log")
     print(
         f"{'killed':>15}{'runs':>6}{'kills':>7}"

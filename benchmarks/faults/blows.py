@@ -82,9 +82,12 @@ class Hand:
         """Start the timer of the next kill if its moment is random."""
         if self.blows and self.blows[0].moment == "any" and not self._armed:
             self._armed = True
-            clock = threading.Timer(self.blows[0].delay, self.strike, [self.blows[0], ""])
-            clock.daemon = True
-            clock.start()
+            self._later(self.blows[0].delay, self.blows[0], "")
+
+    def _later(self, seconds: float, blow: Blow, group: str) -> None:
+        clock = threading.Timer(seconds, self.strike, [blow, group])
+        clock.daemon = True
+        clock.start()
 
     def called(self, call: str, group: str) -> None:
         """Count a call, and kill if the next kill is planned for it."""
@@ -93,18 +96,14 @@ class Hand:
             blow = self.blows[0]
             if blow.call == call and self.counts[call] >= blow.number:
                 self._armed = True
-                clock = threading.Timer(blow.delay, self.strike, [blow, group])
-                clock.daemon = True
-                clock.start()
+                self._later(blow.delay, blow, group)
 
     def strike(self, blow: Blow, group: str) -> None:
         """Record the kill, then kill. If there is no such process at the moment, try again soon."""
         with self._lock:
             victims = self.victims(group)
             if not victims:
-                clock = threading.Timer(0.2, self.strike, [blow, group])
-                clock.daemon = True
-                clock.start()
+                self._later(0.2, blow, group)
                 return
             victim = self.chance.choice(victims)
             with open(self.notes, "a") as file:

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from ..._moved import MOVED
 from ...agents.basics.hints import nearest
-from .former_names import FormerNames
 
 PARTS = {
     "episode": "controller.episode",
@@ -30,7 +30,10 @@ PARTS = {
 OTHERS = {name: f"models.{name}" for name in ("products", "rounding", "weight_sync")}
 """Benchmarks that run as modules only."""
 
-FormerNames.serve(__name__, {name: home for name, home in {**PARTS, **OTHERS}.items() if name != home})
+_HERE = "benchmarks.speed"
+MOVED.update(
+    {f"{_HERE}.{name}": f"{_HERE}.{home}" for name, home in {**PARTS, **OTHERS}.items() if name != home}
+)
 
 
 def bench_main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Old names of modules that have moved: they import what they became, with a warning, until 0.3.
+"""Old names of modules that have moved: they import or run what they became, with a warning, until 0.3.
 
 A module that became a folder of the same name is not here: its folder offers what others used of it.
 """
@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # typing's own takes 5 ms to import, and this file is a p
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 MOVED = {
     "agents.attention": "agents.model.attention",
@@ -204,11 +204,7 @@ class Moved:
         return importlib.util.spec_from_loader(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        import warnings
-
-        new = f"{__package__}.{MOVED[spec.name.partition('.')[2]]}"
-        warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
-        module = importlib.import_module(new)
+        module = importlib.import_module(_new_name(spec.name))
         spec.loader_state = module.__spec__
         return module
 
@@ -216,6 +212,20 @@ class Moved:
         """Give the module its own spec back: it has been executed under its new name."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code that `python -m` runs: the module under its new name, as the main module."""
+        text = f"import runpy; runpy.run_module({_new_name(fullname)!r}, run_name='__main__', alter_sys=True)"
+        return compile(text, fullname, "exec")
+
+
+def _new_name(old: str) -> str:
+    """Return the new name of a module, and warn that the old one is outdated."""
+    import warnings
+
+    new = f"{__package__}.{MOVED[old.partition('.')[2]]}"
+    warnings.warn(f"{old} has moved to {new}", DeprecationWarning, stacklevel=3)
+    return new
 
 
 sys.meta_path.append(Moved())  # asked last: only for what is not found otherwise

@@ -9,13 +9,12 @@ and calls. Three rewards in four are ties, as with real 0/1 scores.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import time
 
 from ....agents.answers import DecisionId
-from ....cli.arguments import COUNT, Parser
+from ....cli.arguments import COUNT, module_parser
 from ....trainers.algorithms import list_algorithms, make_algorithm
 from ....trainers.controller.statistics.table import Decision, Table, ValueSummary
 
@@ -70,7 +69,7 @@ def seconds(name: str, rows: list[Decision]) -> float:
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--decisions", type=COUNT, default=100_000)
     parser.add_argument("--tasks", type=COUNT, default=2_500)
     options = parser.parse_args()

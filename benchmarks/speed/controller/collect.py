@@ -16,7 +16,6 @@ when fewer are left. The sides alternate, and the best round of each counts. Pro
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.names import model_path
 from ....agents.policies import Answer, Call
 from ....agents.team import BoundTeam
-from ....cli.arguments import COUNT, Parser
+from ....cli.arguments import COUNT, module_parser
 from ....envs.core.arena import Arena
 from ....envs.core.trace import Trace
 from ....envs.registry import make_arena
@@ -155,7 +154,7 @@ def padded(model: object, jobs: list[tuple[list[int], int]], batch: int) -> list
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--episodes", type=COUNT, default=256, help="8 of each task")
     parser.add_argument("--slots", type=COUNT, default=64, help="the engine's slots, and generate's batch")
     parser.add_argument("--threads", type=COUNT, default=1)

@@ -15,7 +15,6 @@ import os
 import random
 import resource
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 
 from ....cli.arguments import COUNT, Parser
 from ....envs.tools.retrieval import Analyzer, Bm25Index, Passage
+from ..clock import stopwatch
 
 SYLLABLES = [
     a + b for a in ("br", *"dfg", "gr", *"hklmnpr", "st", "tr", *"vz") for b in (*"aeiou", "ai", "or", "el")
@@ -169,13 +169,6 @@ def time_queries(ask: Callable[[str], object], queries: list[str]) -> dict[str, 
         "queries_per_cpu_s": len(queries) / cpu.sum(),
         "cpu_p99_ms": np.percentile(cpu, 99) * 1000,
     }
-
-
-def stopwatch(work: Callable[[], object]) -> tuple[float, float]:
-    """Return wall-clock seconds and processor seconds of this process. On a busy machine, the latter are reliable."""
-    start, start_cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - start, time.process_time() - start_cpu
 
 
 def _child(measure: Callable[..., dict[str, float]], args: tuple[object, ...], out: Connection) -> None:

@@ -16,7 +16,6 @@ seconds  simulated, until the last reply.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import statistics
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 from ....agents import TINY
 from ....agents.model.weights import load_tokenizer
 from ....agents.team import Team
-from ....cli.arguments import COUNT, Parser
+from ....cli.arguments import COUNT, module_parser
 from ....envs.core.drivers import rollout
 from ....envs.registry import make
 from ....trainers.group.replicas.router import Router
@@ -159,7 +158,7 @@ def recorded(env: str, prompts: str, tasks: int, k: int, seed: int) -> list[list
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--env", default="mask-hotpotqa")
     parser.add_argument("--prompts", default="full", choices=["full", "short"])
     parser.add_argument("--replicas", type=COUNT, default=4)

@@ -9,7 +9,6 @@ programs never ends. It must end within the sum of its time limits.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -20,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from ....agents.basics.json_types import JsonObject
-from ....cli.arguments import COUNT, Parser, number
+from ....cli.arguments import COUNT, module_parser, number
 from ....envs.tools.code.verify import verify_code
 from ....envs.tools.sandbox.launch import SandboxLevel
 from ....envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
@@ -96,7 +95,7 @@ def batch_with_loops(count: int, time_limit: float) -> dict[str, object]:
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--cases", type=COUNT, default=400)
     parser.add_argument("--batch", type=number(0), default=1000)
     parser.add_argument(

@@ -13,14 +13,14 @@ import argparse
 import asyncio
 import pickle
 import statistics
-import time
 from collections.abc import Awaitable, Callable
 
 from ....agents.policies import Answer, Call
-from ....cli.arguments import COUNT, Parser
+from ....cli.arguments import COUNT, module_parser
 from ....trainers.config.schema import RayConfig
 from ....trainers.group.actor import ActorLink, GroupActor
 from ....trainers.group.cluster import CALLS_AT_ONCE, connect
+from ..clock import Seconds
 
 
 class Instant:
@@ -56,10 +56,10 @@ async def timed(
         for number, call in rest:
             await ask(number, call)
 
-    wall, own = time.perf_counter(), time.process_time()
+    started = Seconds.now()
     await asyncio.gather(*(caller() for _ in range(flight)))
-    wall, own = time.perf_counter() - wall, time.process_time() - own
-    return len(calls) / wall, own / len(calls) * 1000
+    took = Seconds.now().since(started)
+    return len(calls) / took.wall, took.processor / len(calls) * 1000
 
 
 async def measure(args: argparse.Namespace) -> None:
@@ -100,7 +100,7 @@ async def measure(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--calls", type=COUNT, default=20_000)
     parser.add_argument("--flight", type=COUNT, default=1024)
     parser.add_argument("--groups", type=COUNT, default=1)

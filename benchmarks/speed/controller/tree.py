@@ -15,11 +15,9 @@ Otherwise one full collection, a quarter of a second, would fall on a random sid
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import re
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import cycle, permutations
@@ -27,13 +25,14 @@ from itertools import cycle, permutations
 from ....agents.llm import LLMPolicy, RunPolicy, load_policy
 from ....agents.policies import Answer, Call
 from ....agents.team import BoundTeam
-from ....cli.arguments import COUNT, Parser
+from ....cli.arguments import COUNT, module_parser
 from ....envs.core.arena import Arena
 from ....envs.core.branch import Branch
 from ....envs.core.tasks import Task
 from ....envs.registry import make_arena
 from ....trainers.algorithms.algorithm import Tree
 from ....trainers.controller.tree import TreeSampler
+from ..clock import Seconds, stopwatch
 
 
 @dataclass
@@ -80,21 +79,19 @@ def by_round(calls: list[Call]) -> list[list[Call]]:
     return [rounds[number] for number in sorted(rounds)]
 
 
-def timed(work: Coroutine[object, None, object]) -> tuple[float, float]:
-    """Return wall-clock and processor seconds, with earlier objects excluded from garbage collection."""
+def timed(work: Coroutine[object, None, object]) -> Seconds:
+    """Return the seconds of some work, with earlier objects excluded from garbage collection."""
     gc.collect()
     gc.freeze()
-    wall, processor = time.perf_counter(), time.process_time()
     try:
-        asyncio.run(work)
-        return time.perf_counter() - wall, time.process_time() - processor
+        return stopwatch(lambda: asyncio.run(work))
     finally:
         gc.unfreeze()
 
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--env", default="mask-nq")
     parser.add_argument("--width", type=COUNT, default=8)
     parser.add_argument("--tasks", type=COUNT, default=8)
@@ -103,7 +100,7 @@ def main() -> None:
     arena = make_arena(options.env, data="mini", prompts="short")
     tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]
     slots = options.tasks * options.width
-    timings: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
+    timings: dict[str, list[Seconds]] = {"tree": [], "flat by round": [], "flat": []}
     treed = fresh(slots)
     asyncio.run(grow(arena, treed, tasks, options.width))  # seeds are fixed: every tree makes these calls
     sides: dict[str, Callable[[Scribe], Coroutine[object, None, None]]] = {
@@ -122,7 +119,7 @@ def main() -> None:
     )
     for name, times in timings.items():
         wall, processor = map(min, zip(*times, strict=True))
-        ratio = min(t[1] for t in timings["tree"]) / processor
+        ratio = min(t.processor for t in timings["tree"]) / processor
         print(
             f"{name:14} {wall:7.2f} s wall {processor:7.2f} s processor   the tree costs {ratio:.2f} x this (processor)"
         )

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TextIO
 
 from ....agents.basics.json_types import JsonObject
-from ....cli.arguments import Parser, number
+from ....cli.arguments import module_parser, number
+from ...pages.html import write_page
 
 BEGAN = time.monotonic()  # before torch is imported, which takes a part of a section's time
 
@@ -109,20 +110,18 @@ def run(
         del shares[name]
         for row in _apart(name, device, budget, tiny):
             result["rows"].append({"section": name, **row})
-            _keep(result, began, out)
+            _save(result, began, out)
             say(line(result["rows"][-1]))
     result["finished"] = True
-    _keep(result, began, out)
+    _save(result, began, out)
     return result
 
 
-def _keep(result: JsonObject, began: float, out: Path | None) -> None:
-    """Write the JSON: the old file or the new one at any moment."""
+def _save(result: JsonObject, began: float, out: Path | None) -> None:
+    """Write the JSON in one step."""
     result["seconds"] = round(time.monotonic() - began, 1)
     if out is not None:
-        draft = out.with_name(f"{out.name}.unfinished")
-        draft.write_text(json.dumps(result, indent=1))
-        draft.replace(out)
+        write_page(out, [json.dumps(result, indent=1)])
 
 
 def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Measurement]:
@@ -212,7 +211,7 @@ def _end_with(parent: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the kit, or one section of it."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--seconds", type=number(0, kind=float), default=460.0, help="time for all sections together"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -65,6 +66,22 @@ def published(bench: Stand) -> float | None:
 # the update ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class UpdateCase:
+    """Update of a shape from these samples."""
+
+    bench: Stand
+    shape: str
+    samples: list[Sample]
+    checkpointing: bool
+    budget: int
+    """Largest number of tokens of a micro-batch."""
+
+
+TimedUpdate = tuple[Callable[[], object], float]
+"""Function that makes one update, and its operations."""
+
+
 def update(bench: Stand, shape: str) -> Iterator[Measurement]:
     """Measure a shape at every context, with and without activation checkpointing, in three ways."""
     vocab = bench.config(shape).vocab_size
@@ -74,6 +91,7 @@ def update(bench: Stand, shape: str) -> Iterator[Measurement]:
             ways = {"ours": ours, "bare": bare, "transformers padded": padded}
             if checkpointing:
                 ways["ours, 6 bytes a parameter"] = lean
+            case = UpdateCase(bench, shape, samples, checkpointing, budget=2 * context)
             for way, make in ways.items():
                 what: Measurement = {
                     "what": way,
@@ -81,86 +99,73 @@ def update(bench: Stand, shape: str) -> Iterator[Measurement]:
                     "context": context,
                     "checkpointing": checkpointing,
                 }
-                yield from bench.measure(
-                    what, partial(_timed, bench, make, shape, samples, checkpointing, context)
-                )
+                yield from bench.measure(what, partial(_timed, make, case))
 
 
-def _timed(
-    bench: Stand,
-    make: Callable[[Stand, str, list[Sample], bool, int], tuple[Callable[[], object], float]],
-    shape: str,
-    samples: list[Sample],
-    checkpointing: bool,
-    context: int,
-) -> Measurement:
-    step, operations = make(bench, shape, samples, checkpointing, 2 * context)
-    seconds = bench.seconds(step)
-    peak = published(bench)
+def _timed(make: Callable[[UpdateCase], TimedUpdate], case: UpdateCase) -> Measurement:
+    step, operations = make(case)
+    seconds = case.bench.seconds(step)
+    peak = published(case.bench)
     return {
-        "tokens/s": round(n_tokens(samples) / seconds),
+        "tokens/s": round(n_tokens(case.samples) / seconds),
         "seconds": round(seconds, 4),
         "TFLOP/s": round(operations / seconds / 1e12, 3),
         "MFU": None if peak is None else round(operations / seconds / 1e12 / peak, 3),
     }
 
 
-def ours(
-    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], object], float]:
-    """Return our update: packing, loss, backward pass, clipping, AdamW with float32 masters; and its operations."""
-    settings = Learning(micro_tokens=budget, precision=_precision(bench), checkpointing=checkpointing)
-    return _our_step(bench.model(shape), settings, samples)
+def ours(case: UpdateCase) -> TimedUpdate:
+    """Return our update: packing, loss, backward pass, clipping, AdamW with float32 masters."""
+    precision: Literal["float32", "bfloat16"] = (
+        "bfloat16" if case.bench.dtype == torch.bfloat16 else "float32"
+    )
+    settings = Learning(micro_tokens=case.budget, precision=precision, checkpointing=case.checkpointing)
+    return _our_step(case.bench.model(case.shape), settings, case.samples)
 
 
-def lean(
-    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], object], float]:
-    """Return our update with parameters and gradients in bfloat16 and moments in 8 bits, and its operations."""
+def lean(case: UpdateCase) -> TimedUpdate:
+    """Return our update with parameters and gradients in bfloat16 and moments in 8 bits."""
     settings = Learning(
-        micro_tokens=budget,
+        micro_tokens=case.budget,
         precision="bfloat16",
         parameters="bfloat16",
         moments="8bit",
-        checkpointing=checkpointing,
+        checkpointing=case.checkpointing,
     )
-    return _our_step(bench.model(shape, torch.bfloat16), settings, samples)
+    return _our_step(case.bench.model(case.shape, torch.bfloat16), settings, case.samples)
 
 
-def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> tuple[Callable[[], object], float]:
+def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> TimedUpdate:
     learner = Learner("team", Parameters(model), settings)
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
     return lambda: learner.update(algorithm, signals, [samples]), _our_operations(model, samples)
 
 
-def bare(
-    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], object], float]:
+def bare(case: UpdateCase) -> TimedUpdate:
     """Return forward and backward pass of the same packed row, without loss (sum of log-probs) and optimizer."""
-    model = bench.model(shape)
+    model = case.bench.model(case.shape)
     parameters = Parameters(model)
-    rows = lay(samples)
+    rows = lay(case.samples)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        logp, _ = parameters.logprobs(rows, bench.dtype, checkpointing)
+        logp, _ = parameters.logprobs(rows, case.bench.dtype, case.checkpointing)
         logp.sum().backward()
 
-    return step, _our_operations(model, samples)
+    return step, _our_operations(model, case.samples)
 
 
-def padded(
-    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], object], float]:
+def padded(case: UpdateCase) -> TimedUpdate:
     """Return the update of plain transformers: padded rows, all scores, autocast, AdamW with float32 masters."""
-    model = bench.theirs(bench.config(shape), torch.float32)
-    if checkpointing:
+    bench, samples = case.bench, case.samples
+    model = bench.theirs(bench.config(case.shape), torch.float32)
+    if case.checkpointing:
         model.gradient_checkpointing_enable()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     width = max(len(s.prompt) + s.n_tokens for s in samples)
-    at_once = max(1, budget // width)
+    at_once = max(1, case.budget // width)
 
     def step() -> None:
         for start in range(0, len(samples), at_once):
@@ -184,7 +189,7 @@ def padded(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    sizes = shape_of(bench.config(shape))
+    sizes = shape_of(bench.config(case.shape))
     operations = sum(
         _operations(sizes, len(s.prompt) + s.n_tokens, s.n_tokens, _pairs(len(s.prompt) + s.n_tokens))
         for s in samples
@@ -218,10 +223,6 @@ def _operations(shape: Shape, tokens: int, scored: int, pairs: float) -> float:
     of_layer = shape.d * (2 * heads + 2 * shape.kv_heads * shape.head_width + 3 * shape.ffn)
     products = 6.0 * (tokens * shape.layers * of_layer + scored * shape.vocab * shape.d)
     return products + 12.0 * shape.layers * heads * pairs
-
-
-def _precision(bench: Stand) -> Literal["float32", "bfloat16"]:
-    return "bfloat16" if bench.dtype == torch.bfloat16 else "float32"
 
 
 # attention alone -----------------------------------------------------------------------------------------

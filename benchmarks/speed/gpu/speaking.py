@@ -55,11 +55,8 @@ def _engine(bench: Stand, shape: str, batch: int, graphs: bool) -> Measurement:
         while engine.waiting or not engine.running:
             engine.step()
         bench.finish()
-        first, spoken, decoding = (
-            time.perf_counter() - began,
-            engine.counts["tokens_spoken"],
-            time.perf_counter(),
-        )
+        first, spoken = time.perf_counter() - began, engine.counts["tokens_spoken"]
+        decoding = time.perf_counter()
         while engine.busy:
             engine.step()
         bench.finish()
@@ -84,10 +81,9 @@ def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Measurement:
     def speak() -> None:
         model.generate(ids, max_new_tokens=new, min_new_tokens=new, **how)
 
+    # not `generate` with one token: a static cache of another size would be compiled again
     @torch.inference_mode()
-    def read() -> (
-        None
-    ):  # not `generate` with one token: a static cache of another size would be compiled again
+    def read() -> None:
         model(input_ids=ids, use_cache=True, logits_to_keep=1)
 
     whole = bench.seconds(speak, warm=2)

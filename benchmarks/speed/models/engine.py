@@ -16,9 +16,7 @@ beside wall-clock time, because a busy machine affects it less.
 
 from __future__ import annotations
 
-import argparse
 import random
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,7 +28,8 @@ from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.model.llama import Llama
 from ....agents.model.weights import from_config, load_model, to_hf
 from ....agents.names import model_path
-from ....cli.arguments import COUNT, Parser
+from ....cli.arguments import COUNT, module_parser
+from ..clock import Seconds, stopwatch
 from .beside.vllm_offline import TimedPrompts, vllm_server
 
 if TYPE_CHECKING:
@@ -101,21 +100,15 @@ def serve(engine: TorchEngine, model: PreTrainedModel, asked: TimedPrompts) -> N
         engine.step()
 
 
-def in_turns(works: Sequence[Callable[[], None]], times: int) -> list[tuple[float, float]]:
+def in_turns(works: Sequence[Callable[[], None]], times: int) -> list[Seconds]:
     """Run the works alternately. Return the best wall-clock and processor seconds of each."""
-    best = [(float("inf"), float("inf"))] * len(works)
-    for _ in range(times):
-        for i, work in enumerate(works):
-            clock, processor = time.perf_counter(), time.process_time()
-            work()
-            took = time.perf_counter() - clock, time.process_time() - processor
-            best[i] = min(best[i][0], took[0]), min(best[i][1], took[1])
-    return best
+    rounds = [[stopwatch(work) for work in works] for _ in range(times)]
+    return [Seconds(*map(min, zip(*own, strict=True))) for own in zip(*rounds, strict=True)]
 
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--batch", type=COUNT, default=64, help="generate's batch, and the engine's slots")
     parser.add_argument("--threads", type=COUNT, default=torch.get_num_threads())

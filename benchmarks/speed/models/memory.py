@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....cli.arguments import COUNT, Parser, counts, number
+from ....cli.arguments import COUNT, counts, module_parser, number
 from ....trainers.algorithms import make_algorithm
 from ....trainers.config.group_settings import GroupSpec, Learning, PolicySpec
 from ....trainers.controller.statistics.table import Signal
@@ -53,7 +53,7 @@ LARGE = {
 
 def main(argv: list[str] | None = None) -> None:
     """Print both tables."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--count", action="store_true", help="count, and measure nothing")
     parser.add_argument("--ranks", type=counts, default=[1, 2, 4], help="numbers of ranks (default 1,2,4)")
@@ -255,9 +255,8 @@ def computed(name: str, ranks: int, tokens: int = 16_384, lean: bool = False) ->
     # one end is summed up in float32, a product in bfloat16
     gathered = 0 if ranks == 1 else 4 * 2 * layer + 6 * ends / 2 / ranks
     kept = 2 * tokens * s["layers"] * s["d"]
-    inside = (
-        2 * tokens * (8 * s["d"] + 4 * s["ffn"]) + 3 * 2**29
-    )  # of the layer that is computed again; scores
+    # of the layer that is computed again; scores
+    inside = 2 * tokens * (8 * s["d"] + 4 * s["ffn"]) + 3 * 2**29
     return sharded / 1e9, gathered / 1e9, (kept + inside) / 1e9
 
 

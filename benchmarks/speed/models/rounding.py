@@ -7,7 +7,6 @@ Our decoder and transformers' own model are both measured, to separate the error
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from ....agents import model_path
 from ....agents.model.attention import pack
 from ....agents.model.weights import load_model, load_tokenizer
+from ....cli.arguments import module_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,9 +42,7 @@ def reference(path: Path) -> PreTrainedModel:
 @torch.inference_mode()
 def main() -> None:
     """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = module_parser(__doc__)
     parser.add_argument("--model", default="tiny", help="a model by name (`unitymas models`)")
     path = model_path(parser.parse_args().model)
     tokenizer, ours, theirs = load_tokenizer(path), load_model(path), reference(path)

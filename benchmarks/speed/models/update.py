@@ -15,7 +15,6 @@ time are printed; a busy machine affects the latter less.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -33,14 +32,15 @@ from ....agents.basics.hints import counted
 from ....agents.model.llama import Llama
 from ....agents.model.weights import from_config, load_model
 from ....agents.names import model_path
-from ....cli.arguments import COUNT, Parser, pattern
+from ....cli.arguments import COUNT, module_parser, pattern
 from ....trainers.algorithms import make_algorithm
 from ....trainers.config.group_settings import Learning
 from ....trainers.controller.statistics.table import Signal
 from ....trainers.group.learning.parameters import Parameters
 from ....trainers.group.learning.update import Learner
 from ....trainers.group.sample_store import Sample
-from .beside.clock import Seconds
+from ..clock import Seconds, stopwatch
+from ..gpu.shapes import n_tokens
 from .beside.trl_trainers import SETTINGS, Setting, advantage, steps_of
 
 if TYPE_CHECKING:
@@ -87,11 +87,6 @@ def draw(vocab: int, n: int = 256, k: int = K) -> list[Sample]:
     return samples
 
 
-def n_tokens(samples: list[Sample]) -> int:
-    """Return the number of tokens of all prompts and replies."""
-    return sum(len(sample.prompt) + sample.n_tokens for sample in samples)
-
-
 def ours(
     samples: list[Sample], vocab: int, precision: str, micro_tokens: int, model: str = ""
 ) -> Callable[[], Seconds]:
@@ -101,12 +96,7 @@ def ours(
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, advantage(i)) for i, s in enumerate(samples)}
 
-    def step() -> Seconds:
-        started = Seconds.now()
-        learner.update(algorithm, signals, [samples])
-        return Seconds.now().since(started)
-
-    return step
+    return lambda: stopwatch(lambda: learner.update(algorithm, signals, [samples]))
 
 
 def theirs(
@@ -196,7 +186,7 @@ def crowded(threads: int, load: float, processors: int) -> str:
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--rounds", type=COUNT, default=3, help="timed optimizer steps of each TRL setting")
     parser.add_argument("--vocab", type=COUNT, default=2048)
     parser.add_argument("--threads", type=COUNT, default=2)

@@ -7,13 +7,13 @@ It needs vLLM. The two ways alternate on one engine, so that a busy machine affe
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 from ....agents import model_path
 from ....agents.engines.vllm.vllm_engine import VLLMEngine
 from ....agents.model.weights import load_model
+from ....cli.arguments import module_parser
 
 
 def measured(model_name: str, rounds: int, precision: str) -> dict[str, list[float]]:
@@ -37,9 +37,7 @@ def measured(model_name: str, rounds: int, precision: str) -> dict[str, list[flo
 
 def main() -> None:
     """Measure, and print medians with their ratio."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = module_parser(__doc__)
     parser.add_argument("--model", default="tiny", help="a model by its name")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))

@@ -10,17 +10,16 @@ scores are compared at equal samples and at equal wall-clock time (score.py).
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from ....cli.arguments import COUNT, Parser, number
+from ....cli.arguments import COUNT, module_parser, number
 from .node import simulate
 from .score import score
 
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--steps", type=COUNT, default=12)
     parser.add_argument("--tasks", type=COUNT, default=32, help="tasks of a step of the simulated node")
     parser.add_argument("--k", type=COUNT, default=8)

@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from ....agents.answers import Answer
 from ....agents.policies import Call
-from ....cli.arguments import COUNT, Parser, counts, number
+from ....cli.arguments import COUNT, counts, module_parser, number
 from ....envs.core.arena import Arena
 from ....envs.registry import make_arena
 from ....trainers.config.group_settings import GroupSpec, PolicySpec
@@ -226,7 +226,7 @@ async def simulate(args: argparse.Namespace) -> list[Regime]:
 
 def main() -> None:
     """Read the arguments and simulate."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = module_parser(__doc__)
     parser.add_argument("--groups", type=counts, default=[1, 4, 16])
     parser.add_argument(
         "--controllers",

@@ -101,6 +101,11 @@ class Parser(argparse.ArgumentParser):
             )
 
 
+def module_parser(text: str | None, prog: str | None = None) -> Parser:
+    """Return the parser of a module that runs as a command. Its help is the module's docstring, as it is written."""
+    return Parser(prog=prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def number(
     low: float, high: float = float("inf"), kind: Callable[[str], float] = int
 ) -> Callable[[str], float]:

@@ -27,7 +27,7 @@ from .....agents.model.weights import load_tokenizer, save_model
 from .....agents.names import model_path
 from .....agents.text.tokenizing import Tokenizer
 from .....trainers.group.sample_store import Sample
-from .clock import Seconds
+from ...clock import Seconds
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -20,3 +21,10 @@ class Seconds(NamedTuple):
     def since(self, earlier: Seconds) -> Seconds:
         """Return the seconds since an earlier moment."""
         return Seconds(self.wall - earlier.wall, self.processor - earlier.processor)
+
+
+def stopwatch(work: Callable[[], object]) -> Seconds:
+    """Return the seconds of some work. On a busy machine, those of the processor are reliable."""
+    started = Seconds.now()
+    work()
+    return Seconds.now().since(started)
