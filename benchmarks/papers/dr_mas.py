@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 
 from .micro import held_out, learn, micro_model
-from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command, texts
 from .uneven import registered
 
 STEPS = 60
@@ -67,28 +67,7 @@ def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
 
 PAPER = Paper(
     name="dr_mas",
-    title="Dr. MAS: statistics of each agent's own",
-    source="Feng et al., Dr. MAS, arXiv 2602.08847",
-    setting=(
-        "Two roles share one policy (a random Llama of two layers, 32 units). The leader acts once, and its reward is 0 or 1. "
-        "The worker acts one to four times, and its reward is −10 or 10. Each role must learn a table of eight words. A run has "
-        "60 steps of 8 tasks × 8 trajectories, learning rate 3e-3, and gradient norms clipped at 1 (the table has the norms "
-        "before clipping). `score` is the share of correct first calls after the last step, decoded greedily on all 24 tasks. "
-        "`leader` and `worker` are the shares of the two roles. `spike` is the largest norm of a run divided by its median."
-    ),
-    answer=(
-        "**Statistics per agent let the role with the small rewards learn.** Smaller and steadier gradients, which the paper also "
-        "claims, do not show here. The models are tiny random ones, so nothing here is about large models."
-    ),
-    expected=(
-        "As published: with one baseline for all agents the second moment of the gradient is inflated, so its norms are "
-        "larger and spike, and training ends lower; per-agent statistics give smaller norms, fewer spikes and the better "
-        "score. Here the leader should suffer: next to pay of ±10 its 0 or 1 hardly moves its advantage, which is ruled by "
-        "what the *worker* happened to earn.\n\n"
-        "The step-level statistics mix the leader's only call with the worker's first one, so they should lie near the global "
-        "ones. Counting trajectories in place of calls should change little. Without the deviation the worker's gradients are "
-        "ten times the leader's, so `agent-no-std` should have the larger norms, and still learn."
-    ),
+    **texts("dr_mas"),
     conditions=CONDITIONS,
     claims=(
         Claim(says="agent-wise statistics end higher", better="agent", worse="global"),
@@ -105,18 +84,6 @@ PAPER = Paper(
             better="agent-no-std",
             worse="global-no-std",
         ),
-    ),
-    reading=(
-        "The main claim reproduces, and for the stated reason. With shared statistics, the role with the small rewards learns "
-        "nothing: its first calls are right about as often as by chance, one in eight. With statistics of its own, it "
-        "learns nearly all of its table. Statistics over the step do not help, because the leader's only call is in the same "
-        "step as the worker's first call. Without the deviation, training is much worse even per agent, because one optimizer "
-        "then gets gradients on two scales. A mean per agent still helps in that case, by a quarter as much.\n\n"
-        "The claims about gradient norms do not reproduce here: per-agent statistics do not give smaller norms or fewer "
-        "spikes. In such a small team the norm is high *because* both roles learn. A norm that is low because one role's "
-        "advantages are noise is not better. The paper's spikes occur with long replies and large models, which this "
-        "experiment does not have. It also does not show how often the rewards of real teams differ by a factor of ten: here "
-        "this factor is part of the setting."
     ),
     play=play,
     metric="score",

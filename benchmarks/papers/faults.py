@@ -18,7 +18,7 @@ from ...trainers.algorithms.grpo import GRPO
 from ...trainers.controller.statistics.comparison import Groups
 from ...trainers.controller.statistics.table import Floats, Ints, Table
 from .micro import held_out, learn, micro_model
-from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command, texts
 from .uneven import registered
 
 
@@ -120,24 +120,7 @@ def play(settings: ConditionSettings, seed: int, folder: Path) -> CellFigures:
 
 PAPER = Paper(
     name="faults",
-    title="What grouping faults cost",
-    source="the default paths of three published code bases",
-    setting=(
-        "The team, the models and the training are those of [dr_mas](dr_mas.md), with 40 steps. Only the groups differ. "
-        "`score` is the share of correct first calls after the last step. `area` is the mean of the held-out curve, and "
-        "measures how fast a team learns."
-    ),
-    answer=(
-        "**A fault that compares acts of different roles costs much.** Of the other three faults, these seeds show hardly any cost. "
-        "The models are tiny random ones, so nothing here is about large models."
-    ),
-    expected=(
-        "Each fault costs. Most: *reshaped* (what an act is compared with is chance) and *one-baseline* (the leader's pay of 0 "
-        "or 1 drowns in the worker's ±10). *mixed-prompts* compares problems that differ in how many tries they allow, so it "
-        "should be slower, not broken: it amounts to a baseline over the batch. *per-call* lets long failures set the baseline; "
-        "a small loss. *raw-singletons* pushes every lonely late try by its pay of ±10, unnormalised: a large loss for the "
-        "worker."
-    ),
+    **texts("faults"),
     conditions=CONDITIONS,
     claims=tuple(
         Claim(says=f"{fault} costs {what}", better=right, worse=fault, metric=metric)
@@ -149,17 +132,6 @@ PAPER = Paper(
             ("agent-turn", "raw-singletons"),
         )
         for metric, what in (("score", "score"), ("area", "speed"))
-    ),
-    reading=(
-        "Two of the five faults are severe, and for the same reason: they compare acts of different roles (*one-baseline*, "
-        "*reshaped*). The role with the small rewards never learns. But the run looks healthy, because the other role "
-        "learns and the loss is finite. A curve of the team's total reward does not show the fault. The score by role does.\n\n"
-        "For the other three faults, these seeds show hardly any cost, and *per-call* even ends 0.06 higher (not corrected for "
-        "ten claims). *per-call* and *mixed-prompts* were expected to be mild. *raw-singletons* was expected to be severe, and "
-        "is not. There are three reasons: gradients are clipped, groups of one become rare when the worker gets better, and "
-        "a negative advantage for a failed try has the right sign. So the finding is not that every deviation from a paper "
-        "matters, but that mixing roles does. With problems that differ in more than the number of tries, *mixed-prompts* "
-        "may be worse. This was not tried."
     ),
     play=play,
     metric="score",

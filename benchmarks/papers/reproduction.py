@@ -1,8 +1,9 @@
 """Grid of conditions × seeds: run the missing cells, store the results, and write one page.
 
-A paper's file declares a `Paper`: the expected result (written before the first run), the conditions as plain settings, the
-claims to judge, and `play(settings, seed, folder)`, which runs one cell. `command(PAPER)` does the rest. A cell is written to
-`results/<name>.json` when it is finished, under a hash of its settings. It runs again only if these change.
+A paper's file declares a `Paper`: the conditions as plain settings, the claims to judge, and `play(settings, seed, folder)`,
+which runs one cell. `texts/<name>.md` holds its words, also the expected result, which is written before the first run.
+`command(PAPER)` does the rest. A cell is written to `results/<name>.json` when it is finished, under a hash of its settings. It
+runs again only if these change.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import platform
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from ...agents.basics.json_types import JsonObject, JsonView
 from ..evaluation.identity import this_run
 from ..evaluation.stats import student_quantile
 from ..pages.html import write_page
+from ..speed.clock import Seconds
 
 HERE = Path(__file__).resolve()
 CHECKOUT = (HERE.parents[2] / "docs").is_dir()
@@ -79,8 +80,19 @@ class Paper:
     """The task, the models and the sizes."""
     reading: str = ""
     """Text on what the figures show and what they do not, written after the runs."""
-    baselines: Mapping[str, float] = field(default_factory=dict)
-    """Horizontal lines of the plot."""
+
+
+def texts(name: str, **values: object) -> dict[str, str]:
+    """Return title, source and sections of `texts/NAME.md`, as fields of a `Paper`. `values` fill the fields in braces."""
+    text = (HERE.parent / "texts" / f"{name}.md").read_text(encoding="utf-8")
+    head, *sections = (text.format(**values) if values else text).split("\n## ")
+    title, source = head.split("\n", 1)
+    pairs = (section.split("\n", 1) for section in sections)
+    return {
+        "title": title.removeprefix("# "),
+        "source": source.strip(),
+        **{heading.lower(): words.strip() for heading, words in pairs},
+    }
 
 
 class Mean(NamedTuple):
@@ -127,9 +139,8 @@ def outdated(paper: Paper, cells: Mapping[str, CellFigures]) -> set[str]:
 
 def save(paper: Paper, cells: Mapping[str, CellFigures]) -> None:
     """Write the cells by one rename, so that a kill leaves the file readable."""
-    lines = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
-    )  # a line a cell
+    # a line for each cell
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells))
     whole = f'{{"paper": {json.dumps(paper.name)}, "cells": {{\n{lines}\n}}}}\n'
     write_page(RESULTS / f"{paper.name}.json", [whole])
 
@@ -145,13 +156,14 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
             where = folder / paper.name / f"{name}-{seed}"
             shutil.rmtree(where, ignore_errors=True)  # an interrupted cell begins again
             where.mkdir(parents=True)
-            wall, processor = time.perf_counter(), time.process_time()
+            started = Seconds.now()
             figures = paper.play(settings, seed, where)
+            took = Seconds.now().since(started)
             cell = {
                 "settings": key_of(settings),
                 **figures,
-                "wall_seconds": round(time.perf_counter() - wall, 1),
-                "cpu_seconds": round(time.process_time() - processor, 1),
+                "wall_seconds": round(took.wall, 1),
+                "cpu_seconds": round(took.processor, 1),
                 "date": datetime.date.today().isoformat(),
                 "machine": machine(),
             }
@@ -295,9 +307,6 @@ def plot(paper: Paper, cells: Mapping[str, CellFigures], path: Path) -> bool:
         axes.fill_between(
             steps, [min(c) for c in columns], [max(c) for c in columns], alpha=0.12, color=line.get_color()
         )
-    for name, value in paper.baselines.items():
-        axes.axhline(value, color="grey", linewidth=0.8, linestyle="--")
-        axes.annotate(name, (0, value), fontsize=7, color="grey", va="bottom")
     axes.set(xlabel="step", ylabel=f"held-out {paper.metric}", title=paper.title)
     axes.legend(frameon=False, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)

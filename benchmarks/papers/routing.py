@@ -19,7 +19,7 @@ from ...envs.core.drivers import rollout
 from ...envs.registry import make
 from ...rewards.routing import CallCost, RoutedF1
 from .micro import Pupil, held_out, learn, micro_model, school, sound
-from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command, texts
 
 ENV, SEARCH = "mask-router-hotpotqa", "search-router-hotpotqa"
 WORLD: JsonObject = {"data": "mini", "prompts": "short"}
@@ -184,35 +184,7 @@ def tested(settings: ConditionSettings, seats: Mapping[str, Player | Path]) -> d
 
 PAPER = Paper(
     name="routing",
-    title="Learned orchestration: who acts next, which tool, when to stop",
-    source="the graph workflows of UnityMAS-O and the search router of Dr. MAS",
-    setting=(
-        "The environment is `mask-router-hotpotqa` on the mini world (one hop, two hops over a bridge, comparisons). Only the "
-        "router learns. It is a random Llama of two layers and 32 units, and one word is one token. It first imitates the fixed "
-        "order (80 batches of 128 moves; every fifth move is random, so that it keeps exploring). Then it trains by GRPO: 60 "
-        "steps of 8 questions × 8 episodes, learning rate 1e-3. All other roles are the scripted expert, which is always right "
-        "if it has the needed facts. So the experiment measures orchestration, and not reading. The test after the last step "
-        "is greedy, on 128 questions about unseen names. `calls` counts acts of the other roles and uses of the retriever. "
-        "`router_calls` counts the router's own moves, one word each. The fixed order needs no moves.\n\n"
-        "`search-…` is `search-router-hotpotqa` with two passages a search. Its verifier, which decides whether the facts are "
-        "sufficient, is the embedded tiny model. The other roles are scripted. It trains by Dr. GRPO with a KL term of 0.1 "
-        "to the initial model, 30 steps, learning rate 1e-4."
-    ),
-    answer=(
-        "**A router learns to save calls without losing F1**, if calls have a small price. If the price is too high, it stops at "
-        "once. The other roles are scripted, so the page does not show how a router works with roles that make errors."
-    ),
-    expected=(
-        "The router learns to leave out what the fixed order always pays for: the plan, the answers before all is known, the "
-        "search that finds that nothing is missing. So fewer calls than the fixed order at the same F1, down to the expert's "
-        "8 or near it; without a price on calls no such saving; with a price of 0.1 a call the F1 may suffer, since stopping "
-        "at once then costs less than two searches are worth.\n\n"
-        "Hardest should be to know when the second hop is needed: that is said by the wording of the question alone.\n\n"
-        "For the search router, expected after a first try (GRPO, 20 steps, no KL term, three seeds: 5.3, 5.0 and 4.7 calls at "
-        "F1 0.95, 0.90 and 0.79) and trials with seed 0: in a group whose episodes are all right, GRPO's division by the "
-        "group's deviation makes a price of 0.045 count as much as the whole F1 does elsewhere, so it stops too soon; without "
-        "the division (Dr. GRPO) F1 comes first and calls are saved at no loss."
-    ),
+    **texts("routing"),
     conditions=CONDITIONS,
     claims=(
         Claim(
@@ -243,24 +215,6 @@ PAPER = Paper(
             metric="f1",
         ),
         Claim(says="a price that is too high costs F1", better="learned", worse="learned-dear", metric="f1"),
-    ),
-    reading=(
-        "In every seed the router needs fewer calls than the fixed order (1.0 to 2.4 fewer) at F1 1.0, after at most ten "
-        "steps of training. No seed reaches the eight calls of the expert. The reason is that the router hardly ever omits the "
-        "remaining unneeded moves while it samples. Also, omitting one of them is better only if the next move is right, too."
-        "\n\n"
-        "The price on calls causes the saving, but by a narrow margin (3.8 ± 3.7 calls; three seeds did not show it). Without a "
-        "price, three of five seeds end at sixteen calls, the maximum. The other two save as much as with a price. With a price "
-        "of 0.1 a call every seed fails: the router stops at once.\n\n"
-        "The search router's verifier, trained by Dr. GRPO, makes 0.9 fewer calls than the fixed order (6.1 against 7), and "
-        "all 128 questions are answered correctly, in each of five seeds (the settings were chosen with seed 0). Before "
-        "training it makes 5.8 calls, and 3% of the answers are wrong. So it first learns to search again when it is in doubt, "
-        "and later to avoid unneeded searches. GRPO ends at 5.5 calls and an F1 of 0.96 to 1.0. We expected that its division "
-        "by the group's deviation costs F1. With this price and a KL term this is not shown. Only the first try, without a KL "
-        "term, showed it.\n\n"
-        "The other roles are scripted and never wrong. So the experiment does not show whether a second answer or a plan helps "
-        "a team that makes errors. The router moves about as often as the other roles act. So it saves calls of the other "
-        "roles, and this helps only if a move of the router costs little in comparison."
     ),
     play=play,
     metric="calls",

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...agents.basics.json_types import JsonObject
 from ...rewards.games import GameCredit
 from .micro import held_out, learn, micro_model
-from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command, texts
 
 GAME: JsonObject = {"difficulty": {"side": 4, "walls": 0.15}, "max_steps": 8}
 STEPS, TEST = 80, 128
@@ -121,30 +121,7 @@ def tested(settings: ConditionSettings, env: str, seats: dict[str, Path]) -> dic
 
 PAPER = Paper(
     name="stronger_mas",
-    title="Stronger-MAS: one agent, a prompted team, a team trained together",
-    source="Zhao et al., Stronger Together, arXiv 2510.11062 (AT-GRPO)",
-    setting=(
-        "The task is plan-path on 4×4 maps with 15% walls and at most 8 moves. Train and test maps are disjoint by hash. Each "
-        "model is a random Llama of two layers and 32 units, and one line of the prompt is one token. Such a model cannot follow "
-        "prompts before training, so the *prompted team* is the untrained team. A run has 80 steps of 16 tasks, with 4 candidates "
-        "per act (trees) or 4 trajectories per task (flat), learning rate 3e-3, and four optimizer steps per step. The test is "
-        "greedy, on 128 unseen maps, after the last step (never the best one). `samples` is the number of trained samples. The "
-        "sizes were chosen before the grid was run: duo-at-grpo with seed 0 was tried until it learned (from 0.08 to 0.6–0.9 on "
-        "64 maps)."
-    ),
-    answer=(
-        "**The main claim does not reproduce here:** these seeds do not show that a team trained together beats one agent. "
-        "One claim holds: each role needs the policy that was trained for it. The models are tiny random ones, so nothing here is "
-        "about large models."
-    ),
-    expected=(
-        "As published: joint training far above the single agent and far above the prompted team; roles that were trained "
-        "apart and put together far below the team trained together; exchanging the roles' policies after training breaks "
-        "the team; dense rewards above sparse ones; α = 1 (team and own reward) at least as good as the own reward alone.\n\n"
-        "What may differ here, said beforehand: in the paper the roles have different tools, so a team can do what one agent "
-        "cannot. Here the critic sees what the proposer sees, so the team has no such advantage; if joint training is "
-        "ahead, it is by the tree's finer comparison, and then `solo-at-grpo` should be ahead of `solo-grpo` by as much."
-    ),
+    **texts("stronger_mas"),
     conditions=CONDITIONS,
     claims=(
         Claim(says="joint AT-GRPO beats the single agent's GRPO", better="duo-at-grpo", worse="solo-grpo"),
@@ -171,31 +148,6 @@ PAPER = Paper(
         ),
         Claim(says="dense rewards beat sparse ones", better="duo-at-grpo", worse="sparse"),
         Claim(says="the team's reward helps (α = 1 against 0)", better="duo-at-grpo", worse="alpha-0"),
-    ),
-    reading=(
-        "The cells come from two versions of the code. `duo-at-grpo`, `alpha-0` and `alpha-0.5` were run on 22 November 2026 "
-        "with the newer version. In it, AT-GRPO chooses candidates by the same mixed credits that it compares. In the older "
-        "version, only advantages were mixed. `solved` for seeds 0, 1, 2:\n\n"
-        "| condition | older code | newer code |\n|---|--:|--:|\n"
-        "| duo-at-grpo | 0.492, 0.625, 0.484 | 0.328, 0.516, 0.352 |\n"
-        "| alpha-0 | 0.445, 0.648, 0.500 | 0.516, 0.453, 0.430 |\n"
-        "| alpha-0.5 | 0.570, 0.594, 0.523 | 0.539, 0.578, 0.570 |\n\n"
-        "`duo-at-grpo` mixes nothing, but its figures differ, too. So the change of AT-GRPO is not the cause: on the machine of "
-        "the newer figures, the code just before the change also gives 0.328 for seed 0. The older figures come from still "
-        "earlier code, or from another machine. On one machine, the same code gives the same figures twice. All other rows of "
-        "the table are from the older code. For seed 0 the newer code gives: solo-grpo 0.602 → 0.586, solo-at-grpo 0.664 → "
-        "0.688, duo-grpo 0.500 → 0.609, per role 0.633 → 0.469, combined 0.516 → 0.469, prompted team 0.148 → 0.148. Only the "
-        "claim about α compares rows of the same code. The other claims with `duo-at-grpo` do not, and must be checked again "
-        "when the grid is run anew.\n\n"
-        "One claim holds: exchanging the roles' policies breaks a team with a policy per role. The team loses 0.44 to 0.60 of "
-        "the maps, and falls to the level of the untrained team (older code). Two claims hold with the older `duo-at-grpo`, and "
-        "not with the newer: joint training is far above the untrained team (0.461 ± 0.282), and dense rewards are above sparse "
-        "ones (0.333 ± 0.269). Roles that are trained alone and then combined end 0.06, 0.12 and 0.20 below those trained "
-        "together. This is the paper's direction, but three seeds do not show it. The paper's main claim does not "
-        "reproduce: joint AT-GRPO is not ahead of one agent's GRPO, nor of GRPO in the same team, and α changes nothing. In the "
-        "paper the roles have different tools. Here they see the same, as noted under *Expected*. The flat team trains on more "
-        "samples than a tree of the same size, because all of its episodes are used. So compare `samples` together with "
-        "`solved`."
     ),
     play=play,
     metric="solved",

@@ -81,7 +81,7 @@ class UnevenCredit(Rule):
 
 
 def expert(call: Call) -> str:
-    """Says what is right."""
+    """Return the right reply."""
     return right(call.role, call.task.view["word"])
 
 

@@ -16,7 +16,7 @@ from ...trainers.config.presets import TINY as COMMON
 from ...trainers.config.schema import merge
 from ...trainers.controller.run import train
 from ..demo import recipe
-from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command
+from .reproduction import CellFigures, Claim, ConditionSettings, Paper, command, texts
 
 PACKAGE = __package__.partition(".")[0]
 ENVS = {"rag": "rag-nq", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}
@@ -36,7 +36,7 @@ RUN = {
     "env": {"data": "mini"},
     "log": {"console": "off", "traces_every": 0},
 }
-"""Settings that differ from the demo's."""
+"""ConditionSettings that differ from the demo's."""
 
 
 def condition(id: str, preset: str, **over: object) -> ConditionSettings:
@@ -75,26 +75,15 @@ CONDITIONS["mask-outcome"] = (
 POLICY = COMMON["policies"]["*"]
 PAPER = Paper(
     name="unitymas_o",
-    title="UnityMAS-O: before and after, shared and separate, which reward",
-    source="UnityMAS-O",
-    setting=(
-        "The embedded tiny model (about 2 million parameters) trains on generated questions, programs and math problems. A run "
-        f"is {POLICY['algorithm']['name'].upper()} with {RUN['steps']} steps of {COMMON['tasks_per_step']} tasks × {COMMON['k']} "
-        f"episodes (code: {recipe(ENVS['code'])['tasks_per_step']} tasks), temperature {POLICY['sampling']['temperature']}, and "
-        "a learning rate that falls from 3e-4 to a tenth of it. The test is greedy, before the first step and after the last, "
-        f"on {COMMON['eval']['tasks']} held-out tasks (or as many as the split has). `score` is the main metric of the "
-        "environment: F1 for `rag` and `mask`, share of passed hidden tests for `code`, accuracy for `math`. The grid is a part "
-        "of the paper's: all environments have the published rewards, M-ASK also has the outcome alone, and only question "
-        "answering has several models."
-    ),
-    answer=(
-        "**Training improves the question-answering teams, and does not improve code and math.** One shared model and one model per "
-        "role end at about the same score. All this is with the embedded tiny model."
-    ),
-    expected=(
-        "As published: training lifts every workflow; separate models end about as high as a shared one, not far above "
-        "(a shared one sees all roles' samples, and learns faster at equal steps); the published rewards by role and turn "
-        "end above the outcome alone."
+    **texts(
+        "unitymas_o",
+        algorithm=POLICY["algorithm"]["name"].upper(),
+        steps=RUN["steps"],
+        tasks=COMMON["tasks_per_step"],
+        k=COMMON["k"],
+        code_tasks=recipe(ENVS["code"])["tasks_per_step"],
+        temperature=POLICY["sampling"]["temperature"],
+        held_out=COMMON["eval"]["tasks"],
     ),
     conditions=CONDITIONS,
     claims=(
@@ -118,18 +107,6 @@ PAPER = Paper(
             worse="mask-outcome",
             metric="gain",
         ),
-    ),
-    reading=(
-        "Training improves both question-answering teams. M-ASK closes 48% of the gap to the expert, and RAG 50 to 75%. "
-        "Training improves neither code nor math: their scores fall a little in every seed. The tiny "
-        "model does not know arithmetic or the words of programs. 20 steps at this rate teach neither, and reduce what it "
-        "can do. A model per role and one shared model end at about the same score after equal steps and samples, as published. "
-        "We expected that a shared model learns faster. This is not seen. It is also not shown that the published rewards are "
-        "better than the outcome alone: two seeds with the outcome alone end as high (0.643, 0.618), the third lower (0.481)."
-        "\n\n"
-        "The `mask-shared` cells are runs of the demo as it was on 21 November 2026. Other work ran on the machine, so their "
-        "wall-clock times do not measure speed. The `code-shared` and `math-shared` cells were run with older settings of the "
-        "tiny model's preset."
     ),
     play=play,
     metric="score",
