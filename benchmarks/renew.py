@@ -16,16 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..envs.core.arena import Arena
-from ..envs.core.trace import Trace, read_dicts, write
+from ..envs.core.trace import Trace, read_dicts
 from .evaluation import identity
 from .evaluation.result_types import TraceJson
-from .evaluation.results import episode_list, episode_row, figures, results_text
-from .leaderboard.as_written import metadata_text
-from .leaderboard.checks import measure_of, read_submission, sha256
+from .leaderboard.checks import read_submission
 from .leaderboard.claimed_environment import NotVerified, make_again, scripted_players
 from .leaderboard.replay_episodes import Mismatch, reenact
-from .leaderboard.submission import check
-from .pages.html import write_page
+from .leaderboard.submission import check, write_entry
 
 
 def renew(folder: Path) -> None:
@@ -50,14 +47,7 @@ def renew(folder: Path) -> None:
         key = identity.sample_key(world, team, task, told["seed"], again.sample)
         again.tags = {**recorded["tags"], "players": team, "key": key}
         traces.append(again)
-    write(traces, folder / "traces.jsonl.zst")
-    measure, price = measure_of(results), (results["price"][0], results["price"][1])
-    rows = [episode_row(t, measure, price) for t in read_dicts(folder / "traces.jsonl.zst")]
-    results["figures"] = figures(rows, measure, results["figures"]["k"])
-    results["episodes"] = episode_list(rows)
-    write_page(folder / "results.json", [results_text(results)])
-    metadata["files"] = {name: sha256(folder / name) for name in ("results.json", "traces.jsonl.zst")}
-    write_page(folder / "metadata.yaml", [metadata_text(metadata)])
+    write_entry(folder, traces, results, metadata)
 
 
 def _played(arena: Arena, recorded: TraceJson) -> Trace:

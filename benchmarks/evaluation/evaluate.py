@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...envs.core.drivers import EnvLike, TaskChoice
 from .episode_files import Store
 from .playing import Evaluation, EvaluationResult, OnEpisode, arena_and_measure
 from .result_types import Results
-from .stats import Difference, Estimate
+from .stats import RoleEffect
 from .suites import evaluate_suite
 
 __all__ = [
@@ -69,15 +68,6 @@ def evaluate(
 
 
 # effect of each role ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RoleEffect:
-    """Effect on the score, on the same tasks, when another team plays one role."""
-
-    role: str
-    score: Estimate
-    difference: Difference
 
 
 def ablate(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: object) -> list[RoleEffect]:

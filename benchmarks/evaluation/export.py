@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,8 @@ def write_parquet(episodes: Iterable[LabelledTrace], path: Path) -> int:
     count, part = 0, path.with_name(f"{path.name}.part")
     try:
         with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
-            for block in _blocks(acts(episodes), 10_000):
+            rows = acts(episodes)
+            while block := list(islice(rows, 10_000)):
                 writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
                 count += len(block)
         part.replace(path)
@@ -167,17 +169,6 @@ def _json(value: object) -> str:
 def _text(value: object) -> str | None:
     """Return a text that other tools can store: lone surrogates, which UTF-8 cannot encode, are replaced."""
     return None if value is None else str(value).encode("utf-8", "replace").decode("utf-8")
-
-
-def _blocks(rows: Iterable[dict[str, object]], size: int) -> Iterator[list[dict[str, object]]]:
-    block: list[dict[str, object]] = []
-    for row in rows:
-        block.append(row)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
-        yield block
 
 
 def write_dataset(episodes: Iterable[LabelledTrace], path: Path) -> int:

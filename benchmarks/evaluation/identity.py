@@ -139,11 +139,11 @@ def provenance(arena: Arena, players: Mapping[str, SeatDict], tasks: Sequence[Ta
     }  # fmt: skip
 
 
-def this_run(command: Sequence[str] | None = None) -> RunDict:
+def this_run() -> RunDict:
     """Return place and time of this run, which differ between two runs of the same command."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),

@@ -6,40 +6,12 @@ Every table names its estimators. Intervals are 95%, over tasks. A figure withou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypedDict
 
 from ..pages.html import printable
 from .result_types import EstimateDict, FiguresDict, Results
-from .stats import Difference, Estimate
+from .stats import Difference, RoleEffect
 
 TableRow = tuple[str, ...]
-
-
-class Effect(Protocol):
-    """Effect of one role: the score when another team plays it, and the difference."""
-
-    @property
-    def role(self) -> str:
-        """Name of the role."""
-        ...
-
-    @property
-    def score(self) -> Estimate:
-        """Score when another team plays the role."""
-        ...
-
-    @property
-    def difference(self) -> Difference:
-        """Difference to the score of the unchanged team."""
-        ...
-
-
-class Interval(TypedDict):
-    """Figure with its interval."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 def markdown(results: Sequence[Results]) -> str:
@@ -60,7 +32,7 @@ def latex(results: Sequence[Results]) -> str:
     return "\n".join(lines) + "\n% " + _notes(results).replace("\n", "\n% ") + "\n"
 
 
-def effects_markdown(name: str, effects: Sequence[Effect]) -> str:
+def effects_markdown(name: str, effects: Sequence[RoleEffect]) -> str:
     """Return the table of a role ablation or swap: one line for each role, the largest effect first."""
     rows = [
         (e.role, number(e.score.value), signed(e.difference.value), between(e.difference.low, e.difference.high),
@@ -98,7 +70,7 @@ def p_value(p: float, name: str = "") -> str:
     return f"{name}≤ 0.001" if p <= 0.001 else f"{name}{'= ' if name else ''}{p:.3f}"
 
 
-def estimate(plain: Interval | EstimateDict | None) -> str:
+def estimate(plain: EstimateDict | None) -> str:
     """Return ``0.512 ± 0.031`` for a symmetric interval, else ``0.512 [0.470, 0.533]``."""
     if plain is None:
         return "–"

@@ -158,7 +158,7 @@ def results_text(plain: Mapping[str, object]) -> str:
     return json.dumps(plain, indent=1, sort_keys=True) + "\n"
 
 
-def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> FiguresDict:
+def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int) -> FiguresDict:
     """Return all figures of an evaluation as plain JSON. They are deterministic, except for the part ``timing``."""
     if not rows:
         raise ValueError("an evaluation without a single episode has no figures")
@@ -177,11 +177,11 @@ def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int =
         "k": k,
         "headline": measure.headline,
         "success": str(measure),
-        "score": stats.average(scores, seed=seed).plain(),
-        "score_without_errors": stats.average(errorless, seed=seed).plain() if errorless else None,
-        "pass_at": {str(j): stats.pass_at(solved, j, seed=seed).plain() for j in chances},
-        "pass_hat": {str(j): stats.pass_hat(solved, j, seed=seed).plain() for j in chances},
-        "metrics": _metrics(by_task, measure, seed),
+        "score": stats.average(scores).plain(),
+        "score_without_errors": stats.average(errorless).plain() if errorless else None,
+        "pass_at": {str(j): stats.pass_at(solved, j).plain() for j in chances},
+        "pass_hat": {str(j): stats.pass_hat(solved, j).plain() for j in chances},
+        "metrics": _metrics(by_task, measure),
         "endings": dict(sorted(Counter(row.ended for row in rows).items())),
         "failures": dict(Counter(row.reason for row in rows if row.reason).most_common()),
         "per_episode": _per_episode(rows),
@@ -248,7 +248,7 @@ def _powers(k: int) -> list[int]:
     return sorted({1, k, *(2**i for i in range(k.bit_length()) if 2**i <= k)})
 
 
-def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: int) -> dict[str, EstimateDict]:
+def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure) -> dict[str, EstimateDict]:
     names = sorted({name for group in by_task.values() for row in group for name in row.metrics})
     if measure.headline != "score":  # the same figure under its own name
         names = [name for name in names if name != "score"]
@@ -256,7 +256,7 @@ def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: in
         name: [[row.metrics.get(name, 0.0) for row in group] for group in by_task.values()] for name in names
     }
     shares = (measure.headline, measure.success_metric)
-    return {n: stats.average(values, seed=seed, share=n in shares).plain() for n, values in table.items()}
+    return {n: stats.average(values, share=n in shares).plain() for n, values in table.items()}
 
 
 def _per_episode(rows: Sequence[EpisodeRow]) -> dict[str, float]:

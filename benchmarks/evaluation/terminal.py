@@ -84,7 +84,7 @@ class Board:
         shown = ""
         if len({env for env, _ in self.scores}) == 1:  # a mean over different environments would mean nothing
             score = stats.average(list(self.scores.values()), resamples=500)
-            shown = "score " + estimate({"value": score.value, "low": score.low, "high": score.high})
+            shown = "score " + estimate(score.plain())
         tokens = sum(did.tokens_in + did.tokens_out for did in self.roles.values())
         parts = [
             f"{self.title}: {self.done:,}/{counted(self.total, 'episode')}", shown, f"{counted(tokens, 'token')}",

@@ -185,9 +185,8 @@ def serve() -> None:
 def _warm() -> None:
     """Make the mini world and its indexes once, for all children."""
     for id in {spec(id).kind: id for id in list_envs() if spec(id).tasks is None}.values():
-        with contextlib.suppress(
-            Exception
-        ):  # an environment of a broken plug-in; an entry on it gets the error later
+        # an environment of a broken plug-in; an entry on it gets the error later
+        with contextlib.suppress(Exception):
             identity.world(make_arena(id, split="test", data="mini"))  # this reads its sources, too
     gc.collect()
     gc.freeze()  # a child that collects garbage would copy all of this
@@ -241,14 +240,10 @@ def _answer(request: Order) -> bytes:
         folder = Path(request["folder"])
         verdict = inspect(folder, verify=request["verify"])
         if request["page"] and not verdict.problems:
-            _show(folder, verdict, Path(request["page"]))
+            write_traces(folder, verdict.metadata, verdict.results, Path(request["page"]))
         return json.dumps(verdict.to_dict()).encode()
     except MemoryError:
         answer = f"checking it took more than {request['memory_mb']} MB of memory"
     except Exception as error:
         answer = f"checking it failed ({type(error).__name__}: {str(error)[:200]})"
     return json.dumps(answer).encode()
-
-
-def _show(folder: Path, verdict: Inspection, page: Path) -> None:
-    write_traces(folder, verdict.metadata, verdict.results, page)

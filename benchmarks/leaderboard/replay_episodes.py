@@ -169,10 +169,8 @@ def _could_be_cut(execution: Execution, node: Node, cut: Mapping[str, object]) -
     """Raise an error for a claimed cut of a prompt that its role's fields do not allow."""
     messages = call_for(execution, node, "").messages
     whole = sum(n for n in cut.values() if type(n) is int)
-    low, high = (
-        1,
-        max(1, whole),
-    )  # the least that may have been asked for: more characters never leave out fewer
+    # the least that may have been asked for: more characters never leave out fewer
+    low, high = 1, max(1, whole)
     while low < high:
         middle = (low + high) // 2
         low, high = (

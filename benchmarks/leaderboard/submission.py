@@ -12,7 +12,7 @@ on the board. No check can prove that a model wrote the replies: this needs its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...agents.basics.hints import counted
@@ -54,26 +54,26 @@ def pack(
         for t in read_dicts(run / "traces.jsonl.zst")
         if t["tags"].get("key") in set(wanted)
     }
-    out.mkdir(parents=True, exist_ok=True)
-    write((Trace.from_dict(newest[key]) for key in wanted), out / "traces.jsonl.zst")
-    measure, price = measure_of(plain), (plain["price"][0], plain["price"][1])
-    rows = [episode_row(t, measure, price) for t in read_dicts(out / "traces.jsonl.zst")]
-    plain = {
-        **plain,
-        "figures": figures(rows, measure, plain["figures"]["k"]),
-        "episodes": episode_list(rows),
-    }
-    write_page(out / "results.json", [results_text(plain)])
     metadata: Metadata = {
-        "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url,
-        "env_id": plain["env_id"],
-        "files": {file: sha256(out / file) for file in ("results.json", "traces.jsonl.zst")},
+        "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url, "env_id": plain["env_id"],
     }  # fmt: skip
     if parameters:
         metadata["parameters"] = parameters
-    write_page(out / "metadata.yaml", [metadata_text(metadata)])
+    write_entry(out, (Trace.from_dict(newest[key]) for key in wanted), plain, metadata)
     write_page(out / "README.md", [_readme(metadata, plain)])
     return out
+
+
+def write_entry(folder: Path, traces: Iterable[Trace], results: Results, metadata: Metadata) -> None:
+    """Write an entry's files. Figures, episodes and checksums are computed from the traces, also in the arguments."""
+    write(traces, folder / "traces.jsonl.zst")
+    measure, price = measure_of(results), (results["price"][0], results["price"][1])
+    rows = [episode_row(t, measure, price) for t in read_dicts(folder / "traces.jsonl.zst")]
+    results["figures"] = figures(rows, measure, results["figures"]["k"])
+    results["episodes"] = episode_list(rows)
+    write_page(folder / "results.json", [results_text(results)])
+    metadata["files"] = {name: sha256(folder / name) for name in ("results.json", "traces.jsonl.zst")}
+    write_page(folder / "metadata.yaml", [metadata_text(metadata)])
 
 
 def check(folder: str | Path, *, verify: bool = False) -> list[str]:

@@ -36,13 +36,12 @@ def build(
     *,
     title: str = "Episodes",
     headline: str | None = None,
-    label: str = "",
 ) -> Path:
     """Write the page for ``episodes`` (traces or their dicts) to ``out`` and return its path.
 
     ``headline`` names the metric that is shown as the score. The default is a trace's own headline, or else its first metric.
     """
-    return build_labelled(((label, as_dict(e)) for e in episodes), out, title=title, headline=headline)
+    return build_labelled((("", as_dict(e)) for e in episodes), out, title=title, headline=headline)
 
 
 def build_labelled(

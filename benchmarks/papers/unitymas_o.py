@@ -36,7 +36,7 @@ RUN = {
     "env": {"data": "mini"},
     "log": {"console": "off", "traces_every": 0},
 }
-"""ConditionSettings that differ from the demo's."""
+"""Settings that differ from the demo's."""
 
 
 def condition(id: str, preset: str, **over: object) -> ConditionSettings:
