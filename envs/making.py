@@ -143,9 +143,7 @@ def _own(tasks: object, workflow: Workflow) -> DataSet:
             f"tasks must be a list of dicts with {', '.join(workflow.schema.required)}; got {tasks!r:.80}"
         )
     rows = [dict(t) for t in tasks]
-    for row in rows[
-        :1
-    ]:  # a field that is wrong is mostly wrong in all of them; each is read when it is played
+    for row in rows[:1]:  # a wrong field is mostly wrong in all of them; each is read when it is played
         Task.of(row, workflow.schema)
     return DataSet("own", "own", rows, fingerprint(tasks))
 

@@ -83,13 +83,11 @@ def json_value(text: str | bytes, where: str, *, deepest: int = DEEPEST, twins: 
     return value
 
 
-def packed_lines(
-    file: BinaryIO, name: str, *, whole: bool, most: int | None = None, longest: int = LONGEST_LINE
-) -> Iterator[bytes]:
+def packed_lines(file: BinaryIO, name: str, *, whole: bool) -> Iterator[bytes]:
     """Yield the lines of a JSONL file, which is decompressed if its name ends in ``.zst``.
 
-    An incomplete last line, whose writer was killed, is skipped; with `whole` it is refused. Damaged files and more than
-    `most` bytes are refused.
+    An incomplete last line, whose writer was killed, is skipped; with `whole` it is refused. Damaged files and lines of more than
+    `LONGEST_LINE` bytes are refused.
     """
     import zstandard
 
@@ -97,18 +95,15 @@ def packed_lines(
     if name.endswith(".zst"):
         unpack = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
         source = io.BufferedReader(unpack.stream_reader(file, read_across_frames=True), 1 << 16)
-    number = total = 0
+    number = 0
     while True:
         number += 1
         try:
-            line = source.readline(longest + 1)
+            line = source.readline(LONGEST_LINE + 1)
         except zstandard.ZstdError as error:
             raise Refused(f"{name}, line {number}: damaged, cannot be unpacked ({error})") from None
-        total += len(line)
-        if len(line) > longest:
-            raise Refused(f"{name}, line {number}: one episode has more than {longest:,} bytes")
-        if most is not None and total > most:
-            raise Refused(f"{name}: unfolds to more than {most:,} bytes")
+        if len(line) > LONGEST_LINE:
+            raise Refused(f"{name}, line {number}: one episode has more than {LONGEST_LINE:,} bytes")
         if not line:
             return
         if not line.endswith(b"\n"):

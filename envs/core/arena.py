@@ -60,17 +60,15 @@ class Arena:
         self.workflow = workflow.seal()
         self.env_id, self.data, self.budget = env_id, data, budget or Budget()
         self.config = {**(config or {}), **_provenance(workflow)}
-        self.prompts_said = (
-            prompts_said  # the user has chosen the prompt set, so the team does not choose one
-        )
+        # the user has chosen the prompt set, so the team does not choose one
+        self.prompts_said = prompts_said
         self.expert, self.headline = expert, headline
         self.score = score or headline  # the metric that becomes an episode's `score`, if a rule computes it
         self.roles: dict[str, Role] = workflow.agents()
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
-        self.made: dict[
-            str, Any
-        ] = {}  # the arguments of `make` and the number of rules that they made: `train` makes the arena again
+        # the arguments of `make`, and the number of rules that they made: `train` makes the arena again
+        self.made: dict[str, Any] = {}
         self.rules: list[Rule] = []
         for rule in rules:
             self.add_rule(rule)
@@ -125,15 +123,10 @@ class Arena:
 
     def label(self, trace: Trace, sample: int = 0) -> Trace:
         """Write the provenance into a trace."""
-        trace.env_id, trace.config, trace.code_hash, trace.sample = (
-            self.env_id,
-            self.config,
-            self.code_hash,
-            sample,
-        )
-        trace.data = {
-            "name": self.data.name, "split": self.data.split, "fingerprint": self.data.fingerprint,
-        }  # fmt: skip
+        data = self.data
+        trace.env_id, trace.config, trace.code_hash = self.env_id, self.config, self.code_hash
+        trace.data = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint}
+        trace.sample = sample
         return trace
 
     def rescore(self, trace: Trace) -> Trace:

@@ -23,6 +23,9 @@ from .records import ANSWERED, EMPTY, Act, Credit, Node, rewards_by_node
 SCHEMA = "unitymas.trace/1"
 SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
 """Place of the function that `reward_of` uses, as text, because the module belongs to a higher layer."""
+_ALWAYS_STORED = (
+    "env_id", "config", "code_hash", "task_id", "seed", "data", "ended", "reason", "error", "outcome",
+)  # fmt: skip
 
 
 class _NodeAlways(TypedDict):
@@ -133,9 +136,8 @@ class Trace:
         nodes = [n for n in self.nodes if n.round <= round]
         if len(nodes) == len(self.nodes):
             return self
-        returned = all(
-            n.round <= round or n.id.startswith("g") for n in self.nodes
-        )  # only `grade` came later
+        # then only `grade` came later
+        returned = all(n.round <= round or n.id.startswith("g") for n in self.nodes)
         return replace(
             self, nodes=nodes, ended="no", reason="", grade=None, outcome=self.outcome if returned else None
         )
@@ -196,19 +198,7 @@ class Trace:
 
     @classmethod
     def _of(cls, plain: JsonView) -> Trace:
-        known = (
-            "env_id",
-            "config",
-            "code_hash",
-            "task_id",
-            "seed",
-            "data",
-            "ended",
-            "reason",
-            "error",
-            "outcome",
-        )
-        trace = cls(**{name: plain[name] for name in known})
+        trace = cls(**{name: plain[name] for name in _ALWAYS_STORED})
         trace.sample, trace.grade = plain.get("sample", 0), plain.get("grade")
         trace.metrics, trace.tags = dict(plain["metrics"]), dict(plain.get("tags", {}))
         for row in plain["nodes"]:
@@ -255,18 +245,10 @@ def _node_from(row: JsonView) -> Node:
     node: Node
     if row["kind"] == "act":
         node = Act()
-        node.agent, node.role, node.messages, node.fields = (
-            row["agent"],
-            row["role"],
-            tuple(row["messages"]),
-            EMPTY,
-        )
+        node.agent, node.role, node.messages = row["agent"], row["role"], tuple(row["messages"])
+        node.fields = EMPTY
         node.format = node.read = node.max_tokens = node.error = None  # type: ignore[assignment]
-        # number of characters of the reply
-        words, thinking = (
-            row["reply"] or "",
-            row.get("thinking", 0),
-        )
+        words, thinking = row["reply"] or "", row.get("thinking", 0)  # `thinking` is a number of characters
         node.reply = Reply(words[thinking:], row["ok"], row["value"], row["id"], words[:thinking])
         node.turn, node.anchor = row["turn"], row.get("anchor")
     else:

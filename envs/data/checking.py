@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...agents.basics.manifest import checksum
 from . import files
 from .qa_adapters import RowAdapter
 from .recognise import adapt, entry_for, guess_kind, records_of
 from .row_schemas import DataError, FieldError, check_row
-from .sources import sha256
 
 MOST_PROBLEMS = 20
 
@@ -68,7 +68,7 @@ def _check_prepared(path: Path) -> FileReport:
     problems = [
         f"{path / name}: missing, or its checksum differs from the manifest's"
         for name, part in parts.items()
-        if not (path / name).is_file() or sha256(path / name) != part["sha256"]
+        if not (path / name).is_file() or checksum(path / name) != part["sha256"]
     ]
     for split in [] if problems else manifest["splits"]:
         for number, row in enumerate(files.Lines(path / f"{split}.jsonl"), 1):

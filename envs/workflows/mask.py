@@ -232,7 +232,7 @@ def hops_left(call: Call) -> list[Mapping[str, str]]:
 
 
 def expert(call: Call) -> str:
-    """Plans the task's hops, searches them in order, files each answer, ends when the last is known."""
+    """Plan the task's hops, search them in order, file each answer, and end when the last is known."""
     seen, hops = call.fields, hops_of(call)
     if call.role == "planner":
         pairs = "".join(f"<q{i}>{h['question']}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, h in enumerate(hops, 1))

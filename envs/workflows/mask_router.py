@@ -115,7 +115,7 @@ class MaskRouter(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Moves no more than needed: search what is left hop by hop, then answer, then stop."""
+    """Make no more moves than needed: search hop by hop for what is left, then answer, then stop."""
     if call.role != "router":
         return mask.expert(call)
     for move in ("updater", "summarizer", "retrieve"):

@@ -47,7 +47,7 @@ class Math(Workflow):
 
 
 def expert(call: Call) -> str:
-    """The task's own solution, confirmed by each role."""
+    """Return the task's own solution, which each role confirms."""
     reference = call.task.reference
     answer, steps = reference["answer"], reference.get("solution") or f"The answer is {reference['answer']}."
     return {

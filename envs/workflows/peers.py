@@ -165,7 +165,7 @@ def majority(answers: Sequence[str | None]) -> str:
 
 
 def expert(call: Call) -> str:
-    """Right in every seat: solves from the reference, approves what is right, searches the task's hops."""
+    """Reply right in every role: solve from the reference, approve a right solution, search the task's hops."""
     task, seen = call.task, call.fields
     if "answer" in task.reference:
         answer = task.reference["answer"]

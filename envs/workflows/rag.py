@@ -157,7 +157,7 @@ class RagRewrite(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Splits into the task's hops, finds each answer in the passages, answers the gold."""
+    """Split the question into the task's hops, find each answer in the passages, and give the gold answer."""
     task = call.task
     question, gold = task.view["question"], task.reference["answers"][0]
     hops = task.reference.get("hops") or ({"question": question, "answer": gold, "title": ""},)

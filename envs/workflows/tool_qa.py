@@ -50,7 +50,7 @@ class ToolQa(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Searches each hop as soon as it can be asked, and answers when every hop's answer was seen (or calls end)."""
+    """Search each hop as soon as it can be asked. Answer when every hop's answer was seen, or no call is left."""
     reference = call.task.reference
     gold = reference["answers"][0]
     hops = reference.get("hops") or ({"question": call.task.view["question"], "answer": gold},)

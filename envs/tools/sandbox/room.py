@@ -276,9 +276,8 @@ class _Case:
         if _LINUX:
             bounds["AS"] = memory
             bounds["SIGPENDING"] = 1024
-            hard = resource.getrlimit(resource.RLIMIT_STACK)[
-                1
-            ]  # stays, as programs raise it; AS bounds the stack
+            # the hard limit stays, as programs raise theirs; AS bounds the stack
+            hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
             soft = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
             resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
         if self.count_processes:

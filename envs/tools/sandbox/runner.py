@@ -9,7 +9,6 @@ and filter, but sees the host's files; it is used only if the caller names it. E
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import json
@@ -59,9 +58,8 @@ class Limits:
     """Limits of one program. Memory is the address space of each process, beyond that of the idle interpreter."""
 
     time_limit: float = 1.0  # seconds of processor time
-    wall_limit: float | None = (
-        None  # seconds by the clock; None: 4 * time_limit + 2, for a busy machine's sake
-    )
+    # seconds by the clock; None: 4 * time_limit + 2, for a busy machine's sake
+    wall_limit: float | None = None
     memory_mb: int = 512
     processes: int = 16  # threads count
     open_files: int = 64
@@ -119,13 +117,6 @@ def run_python(
 ) -> ProgramResult:
     """Run a program as `python program.py < stdin` in the sandbox."""
     return submit(Program(source, stdin), limits, sandbox).result()
-
-
-async def arun_python(
-    source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto"
-) -> ProgramResult:
-    """Run a program as `run_python` does, without blocking the event loop."""
-    return await asyncio.wrap_future(submit(Program(source, stdin), limits, sandbox))
 
 
 def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[ProgramResult]:

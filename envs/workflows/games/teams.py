@@ -35,7 +35,7 @@ _PLAN = re.compile(r"<plan>([^<]*)</plan>\s*\Z", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Reads the <plan>…</plan> that a reply ends in: 1 to `most` moves, or the word of approval."""
+    """Reader of the <plan>…</plan> at the end of a reply: 1 to `most` moves, or the word of approval."""
 
     game: AnyGame
     most: int
@@ -55,7 +55,7 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class ReadMove:
-    """Reads one move and nothing else, or the word of approval; an act's own choice also knows the board."""
+    """Reader of one move and nothing else, or of the word of approval. It does not know the board."""
 
     game: AnyGame
     approval: bool = False
@@ -263,7 +263,7 @@ def moves_of(reply: Reply) -> Solution:
 
 
 def expert(call: Call) -> str:
-    """A shortest solution from the board that the role sees; the critic approves what loses no step."""
+    """Return a shortest solution from the board that the role sees. The critic approves moves that lose no step."""
     game = GAMES[call.task.view["game"]]
     state = game.state(call.fields["board"])
     best = game.best(state) or game.moves(state)[:1]

@@ -128,9 +128,8 @@ class PostingsBuilder:
             self._runs.append(run)
         else:
             file = run_file(self._spill, len(self._runs))
-            with open(
-                file, "wb"
-            ) as handle:  # not np.save(path): a full disk must be an OSError with its errno
+            # not np.save(path): a full disk must be an OSError with its errno
+            with open(file, "wb") as handle:
                 handle.write(run.data)
             self._runs.append(file)
 

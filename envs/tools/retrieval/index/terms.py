@@ -51,10 +51,6 @@ class Analyzer:
             words = [word for word in words if word not in STOP_WORDS]
         return words if self._stem_words is None else self._stem_words(words)
 
-    def settings(self) -> dict[str, object]:
-        """Return the settings with which `Analyzer(**settings)` reads texts in the same way."""
-        return {"stem": self.stem, "stop_words": self.stop_words}
-
     def __reduce__(self) -> tuple[object, ...]:  # a stemmer holds C state and does not pickle
         return Analyzer, (self.stem, self.stop_words)
 

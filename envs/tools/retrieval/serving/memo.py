@@ -15,7 +15,6 @@ class AnswerCache:
 
     def __init__(self, capacity: int = 100_000) -> None:
         self.capacity = capacity
-        self.hits = self.misses = 0
         self._answers: OrderedDict[MemoKey, list[Passage]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -24,9 +23,7 @@ class AnswerCache:
         with self._lock:
             answer = self._answers.get((fingerprint, query, k))
             if answer is None:
-                self.misses += 1
                 return None
-            self.hits += 1
             self._answers.move_to_end((fingerprint, query, k))
             return copied(answer)
 

@@ -155,10 +155,7 @@ def _guard(
             await asyncio.wait_for(request.read(), limits.seconds)
         except asyncio.TimeoutError:
             return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
-        except (
-            web.RequestPayloadError,
-            ConnectionError,
-        ) as error:  # a client that disconnects is no error to log
+        except (web.RequestPayloadError, ConnectionError) as error:  # a client that disconnects
             return refuse(400, str(error))
         return None
 
