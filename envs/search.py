@@ -21,6 +21,7 @@ from ..agents.team import Team, TeamLike
 from .core.arena import Arena
 from .core.branch import Branch, check_forks
 from .core.drivers import EnvLike, TaskChoice, arena_of, derive, run_sync, select_tasks, told_to
+from .core.tasks import Task
 from .core.trace import Trace
 
 TraceScore = str | Callable[[Trace], float]
@@ -159,20 +160,13 @@ def _each_task(
     bound = team.bind(arena.roles, expert=arena.expert)
     arena, chosen = select_tasks(arena, tasks)
 
+    def one(task: Task) -> Awaitable[Trace]:
+        root = Branch.begin(arena, bound, task, derive(seed, task.id), f"{what}:{task.id}")
+        return search(root, _worth(arena, score), random.Random(derive(what, seed, task.id)))
+
     async def run() -> list[Trace]:
         async with bound:
-            return list(
-                await asyncio.gather(
-                    *(
-                        search(
-                            Branch.begin(arena, bound, task, derive(seed, task.id), f"{what}:{task.id}"),
-                            _worth(arena, score),
-                            random.Random(derive(what, seed, task.id)),
-                        )
-                        for task in chosen
-                    )
-                )
-            )
+            return await asyncio.gather(*map(one, chosen))
 
     return run_sync(run())
 

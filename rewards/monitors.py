@@ -106,9 +106,10 @@ class LengthDrift:
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
         """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
-        before, now = _early_and_late(history, self.key, self.warmup, self.window)
-        if before is None or now is None or before <= 0:
+        means = _early_and_late(history, self.key, self.warmup, self.window)
+        if means is None or means[0] <= 0:
             return None
+        before, now = means
         ratio = now / before
         if 1 / self.factor <= ratio <= self.factor:
             return None
@@ -158,9 +159,10 @@ class EntropyCollapse:
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
         """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
-        before, now = _early_and_late(history, "message_entropy", self.warmup, self.window)
-        if before is None or now is None:
+        means = _early_and_late(history, "message_entropy", self.warmup, self.window)
+        if means is None:
             return None
+        before, now = means
         threshold = min(self.floor, self.share * before)
         if now >= threshold:
             return None
@@ -185,7 +187,7 @@ class FormatOnly:
         """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
         form = _early_and_late(history, "format_credit", self.warmup, self.window)
         task = _early_and_late(history, "task_credit", self.warmup, self.window)
-        if form[0] is None or form[1] is None or task[0] is None or task[1] is None:
+        if form is None or task is None:
             return None
         gain, other = form[1] - form[0], task[1] - task[0]
         if gain < self.least or other > self.share * gain:
@@ -267,9 +269,9 @@ class Watch:
 
 def _early_and_late(
     history: Sequence[Figures], key: str, warmup: int, window: int
-) -> tuple[float | None, float | None]:
-    """Return the means over the first and the last steps; None for both while there are too few steps."""
+) -> tuple[float, float] | None:
+    """Return the means over the first and the last steps; None while there are too few steps."""
     values = [row[key] for row in history if key in row]
     if len(values) < warmup + window:
-        return None, None
+        return None
     return fmean(values[:warmup]), fmean(values[-window:])

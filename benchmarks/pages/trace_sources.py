@@ -45,12 +45,6 @@ def trace_files(source: str | Path) -> list[Path]:
     return sorted(files, key=lambda f: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", f.name)])
 
 
-def episodes(source: str | Path) -> Iterator[TraceJson]:
-    """Yield the traces of a source as dicts, in order."""
-    for file in trace_files(source):
-        yield from _of_file(file)
-
-
 def labelled_episodes(sources: Iterable[Path], limit: int | None = None) -> Iterator[tuple[str, TraceJson]]:
     """Read the episodes of several sources, each with a short label for its source."""
     sources = list(sources)

@@ -75,25 +75,14 @@ def encode_response(request: SearchRequest, rows: Sequence[Sequence[tuple[Passag
             {"question": query, "top_k_docs": [{**passage, "score": score} for passage, score in row]}
             for query, row in zip(request.queries, rows, strict=True)
         ]
-    documents = [
-        [
-            (
-                {
-                    "id": passage["id"],
-                    "title": passage["title"],
-                    "contents": f'"{passage["title"]}"\n{passage["text"]}',
-                },
-                score,
-            )
-            for passage, score in row
-        ]
-        for row in rows
-    ]
-    result = [
-        [{"document": doc, "score": score} if request.scores else doc for doc, score in row]
-        for row in documents
-    ]
-    return {"result": result, "queries": list(request.queries)}
+
+    def item(passage: Passage, score: float) -> dict[str, object]:
+        title = passage["title"]
+        contents = f'"{title}"\n{passage["text"]}'
+        document: dict[str, object] = {"id": passage["id"], "title": title, "contents": contents}
+        return {"document": document, "score": score} if request.scores else document
+
+    return {"result": [[item(*pair) for pair in row] for row in rows], "queries": list(request.queries)}
 
 
 def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Passage]]:
