@@ -40,7 +40,7 @@ from ....trainers.group.learning.parameters import Parameters
 from ....trainers.group.learning.update import Learner
 from ....trainers.group.sample_store import Sample
 from ..clock import Seconds, stopwatch
-from ..gpu.shapes import n_tokens
+from ..gpu.model_sizes import n_tokens
 from .beside.trl_trainers import SETTINGS, Setting, advantage, steps_of
 
 if TYPE_CHECKING:
