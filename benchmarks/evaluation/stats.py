@@ -73,6 +73,11 @@ class Estimate:
         """Return the figure as plain JSON."""
         return cast(EstimateDict, asdict(self))
 
+    @property
+    def half_width(self) -> float | None:
+        """Half of the width of the interval, or None without one."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -96,39 +101,50 @@ class RoleEffect:
     difference: Difference
 
 
-def average(scores: TaskScores, *, seed: int = 0, resamples: int = RESAMPLES, share: bool = True) -> Estimate:
+def average(
+    scores: TaskScores, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
+) -> Estimate:
     """Return avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and 1."""
     means = np.array([np.mean(row) for row in scores if len(row)], dtype=np.float64)
     k = max((len(row) for row in scores), default=0)
-    return _estimate(means, f"avg@{k}", seed, resamples, share)
+    return _estimate(means, f"avg@{k}", seed, resamples, level, share)
 
 
-def pass_at(successes: TaskScores, k: int, *, resamples: int = RESAMPLES) -> Estimate:
+def pass_at(
+    successes: TaskScores, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+) -> Estimate:
     """Return the unbiased pass@k: the probability that at least one of k samples, drawn without replacement, succeeds."""
     values = np.array([1.0 - _all_drawn(n - c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
-    return _estimate(values, f"unbiased pass@{k}", 0, resamples)
+    return _estimate(values, f"unbiased pass@{k}", seed, resamples, level)
 
 
-def pass_hat(successes: TaskScores, k: int, *, resamples: int = RESAMPLES) -> Estimate:
+def pass_hat(
+    successes: TaskScores, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+) -> Estimate:
     """Return the unbiased pass^k: the probability that all of k samples, drawn without replacement, succeed."""
     values = np.array([_all_drawn(c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
-    return _estimate(values, f"unbiased pass^{k}", 0, resamples)
+    return _estimate(values, f"unbiased pass^{k}", seed, resamples, level)
 
 
 def paired_difference(
-    ours: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]]
+    ours: Mapping[str, Sequence[float]],
+    theirs: Mapping[str, Sequence[float]],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
 ) -> Difference:
     """Return the mean difference on the tasks that both sides have. Scores are given by task id."""
     shared = sorted(task for task in ours if len(ours[task]) and len(theirs.get(task, ())))
     if not shared:
         raise ValueError("no task in common: a paired difference needs both sides to answer the same tasks")
     gaps = np.array([np.mean(ours[task]) - np.mean(theirs[task]) for task in shared], dtype=np.float64)
-    low, high = bootstrap_interval(gaps)
-    return Difference(float(gaps.mean()), low, high, sign_flip_p(gaps), len(shared))
+    low, high = bootstrap_interval(gaps, seed=seed, resamples=resamples, level=level)
+    return Difference(float(gaps.mean()), low, high, sign_flip_p(gaps, seed=seed), len(shared))
 
 
 def bootstrap_interval(
-    values: NDArray[np.float64], seed: int = 0, resamples: int = RESAMPLES
+    values: NDArray[np.float64], *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> tuple[float | None, float | None]:
     """Return an interval for the mean of ``values``, one for each task.
 
@@ -139,7 +155,7 @@ def bootstrap_interval(
     n = len(values)
     if n < 2:
         return None, None
-    alpha = (1 - LEVEL) / 2
+    alpha = (1 - level) / 2
     tail = NormalDist().cdf(math.sqrt(n / (n - 1)) * student_quantile(alpha, n - 1))
     means = _resampled_means(values, resamples, np.random.default_rng(seed))
     low, high = np.quantile(means, [tail, 1 - tail])
@@ -167,7 +183,7 @@ def sign_flip_p(gaps: NDArray[np.float64], *, seed: int = 0, flips: int = 20_000
 
 
 def _estimate(
-    values: NDArray[np.float64], estimator: str, seed: int, resamples: int, share: bool = True
+    values: NDArray[np.float64], estimator: str, seed: int, resamples: int, level: float, share: bool = True
 ) -> Estimate:
     n = len(values)
     if not n:
@@ -176,10 +192,11 @@ def _estimate(
     if share and n > 1 and value in (0.0, 1.0):
         # All scores are equal, and a bootstrap would claim certainty. The share of tasks with another score is at most this, and
         # so is the distance of the mean.
-        reach = 1 - ((1 - LEVEL) / 2) ** (1 / n)
+        reach = 1 - ((1 - level) / 2) ** (1 / n)
         low, high = (0.0, reach) if value == 0.0 else (1 - reach, 1.0)
-        return Estimate(value, low, high, n, estimator, _ALIKE)
-    return Estimate(value, *bootstrap_interval(values, seed, resamples), n, estimator)
+        return Estimate(value, low, high, n, estimator, _ALIKE, level)
+    bounds = bootstrap_interval(values, seed=seed, resamples=resamples, level=level)
+    return Estimate(value, *bounds, n, estimator, level=level)
 
 
 def _counts(successes: TaskScores, k: int) -> list[tuple[int, int]]:

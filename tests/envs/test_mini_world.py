@@ -14,6 +14,7 @@ from unitymas.envs.data import mini
 from unitymas.envs.data.mini import words
 from unitymas.envs.data.mini.programming import FAMILIES, combinations, run_solution
 from unitymas.envs.data.mini.questions import RELATIONS
+from unitymas.envs.data.mini.splits import check_disjoint
 from unitymas.envs.data.mini.sums import working
 from unitymas.envs.data.mini.world import World
 
@@ -110,13 +111,7 @@ def test_first_match_does_not_answer() -> None:
 
 
 def test_splits_share_no_entity_and_no_combination() -> None:
-    owner: dict[str, str] = {}
-    for seed, split in itertools.product((0, 1), mini.SPLITS):
-        things = [passage["title"] for passage in mini.passages(split, 512, seed)]
-        things += [row["solution"] for row in mini.programs(split, 512, seed)]
-        things += [f"{row['problem'].split()[-3:]} {row['solution']}" for row in mini.sums(split, 512, seed)]
-        for thing in things:
-            assert owner.setdefault(thing, split) == split, thing
+    check_disjoint(seeds=(0, 1))
     for family in FAMILIES:
         pools = [set(combinations(family, split)) for split in mini.SPLITS]
         assert all(pools) and not any(a & b for a, b in itertools.combinations(pools, 2))

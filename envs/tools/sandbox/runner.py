@@ -9,6 +9,7 @@ and filter, but sees the host's files; it is used only if the caller names it. E
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import json
@@ -117,6 +118,13 @@ def run_python(
 ) -> ProgramResult:
     """Run a program as `python program.py < stdin` in the sandbox."""
     return submit(Program(source, stdin), limits, sandbox).result()
+
+
+async def arun_python(
+    source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto"
+) -> ProgramResult:
+    """Run a program as `run_python` does, without blocking the event loop."""
+    return await asyncio.wrap_future(submit(Program(source, stdin), limits, sandbox))
 
 
 def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[ProgramResult]:
