@@ -19,7 +19,7 @@ from unitymas.envs.data import mini
 from unitymas.trainers.tiny import make as tiny
 from unitymas.trainers.tiny.drills import system_text
 from unitymas.trainers.tiny.school import School
-from unitymas.trainers.tiny.tokenizer import OPENING, SPECIAL, build, grow, pieces
+from unitymas.trainers.tiny.tokenizer import OPENING, SPECIAL, build, grow, known_words, pieces
 
 HOME = Path(unitymas.agents.__path__[0]) / "tiny"
 
@@ -89,8 +89,7 @@ def test_words_are_appended_and_keep_their_ids() -> None:
     words = grow([], [" Ada", " Bruno"], ["Ada met Bruno. Ada met Cara."])
     more = grow(words, [], ["Cara and Dora and Dora"])
     assert more[: len(words)] == words and " and" in more
-    tokens = [build(more).id_to_token(len(SPECIAL) + 256 + i) for i in range(len(more))]
-    assert [token.replace("Ġ", " ") for token in tokens] == more
+    assert known_words(build(more)) == more
     assert build(words).token_to_id("<|end|>") == SPECIAL.index("<|end|>")
     with pytest.raises(ValueError, match="do not fit"):
         grow([], [f" w{i}" for i in range(9)], [], size=len(SPECIAL) + 256 + 8)

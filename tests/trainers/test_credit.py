@@ -19,6 +19,7 @@ from unitymas.trainers.controller.statistics.credit import (
     Spread,
     TreeCredit,
     apply_credit,
+    counterfactual,
     credit_from_config,
     shaping,
 )
@@ -125,7 +126,17 @@ def test_a_negative_potential_would_pay_for_standing_still() -> None:
     assert shaping(path((-18.0, -18.0)), np.array([-18.0, -18.0]), 1.0).tolist() == [0.0, 18.0]
 
 
-# -- config -------------------------------------------------------------------------------------------------------
+# -- counterfactuals and config -----------------------------------------------------------------------------------
+
+
+def test_counterfactual() -> None:
+    table = path((1.0, 2.0, 3.0))
+    found = counterfactual(table, {"e/1": 1.0}, {"e/1": 0.25}, scale=2.0)
+    assert found.tolist() == [1.0, 1.5, 3.0]
+    with pytest.raises(ValueError, match="'e/9', which is not in the table"):
+        counterfactual(table, {"e/9": 1.0}, {"e/9": 0.0})
+    with pytest.raises(ValueError, match="'e/1' has a counterfactual score but no score as played"):
+        counterfactual(table, {}, {"e/1": 0.0})
 
 
 @UNHURRIED
@@ -141,13 +152,16 @@ def test_each_role_has_its_own_list(ragged: Callable[..., Any], seed: int) -> No
         assert reward == pytest.approx(expected)
 
 
-def test_config_mistakes_are_answered() -> None:
+def test_config_mistakes_are_answered(ragged: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"credit.planner: unknown transform 'mixx': did you mean 'mix'\?"):
         credit_from_config({"planner": [{"name": "mixx"}]})
     with pytest.raises(ValueError, match=r"'mix' has no key 'alfa': did you mean 'alpha'\?"):
         credit_from_config({"planner": [{"name": "mix", "alfa": 1.0}]})
     with pytest.raises(ValueError, match=r"credit.planner: 'mix' needs 'team'"):
         credit_from_config({"planner": [{"name": "mix"}]})
+    table = Table(ragged(1).rows)
+    with pytest.raises(ValueError, match=r"credit is set for role 'plannr': did you mean 'planner'\?"):
+        apply_credit(table, credit_from_config({"plannr": []}), roles=["planner", "worker"])
 
 
 class Rally(Workflow):

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.trainers.algorithms import Needs
 from unitymas.trainers.controller.statistics.table import Signal
-from unitymas.trainers.group.learning.targets import summaries, targets
+from unitymas.trainers.group.learning.targets import Discount, summaries, targets
 from unitymas.trainers.group.sample_store import Sample
 
 
@@ -34,7 +33,7 @@ def chain(seed: int, lengths: list[int]) -> list[Sample]:
 def test_composed_advantages_are_those_of_the_flat_chain(
     seed: int, lengths: list[int], gamma: float, lam: float
 ) -> None:
-    samples, needs = chain(seed, lengths), Needs(gamma=gamma, lam=lam, kl_reward=0.3)
+    samples, discount = chain(seed, lengths), Discount(gamma, lam, kl_reward=0.3)
     rewards = np.random.default_rng(seed + 1).normal(size=len(lengths))
 
     values, flat_rewards = [], []
@@ -51,7 +50,7 @@ def test_composed_advantages_are_those_of_the_flat_chain(
         carried = flat_rewards[i] + gamma * following - values[i] + gamma * lam * carried
         expected[i] = carried
 
-    known, tails, tail = summaries(samples, needs), {}, 0.0
+    known, tails, tail = summaries(samples, discount), {}, 0.0
     for i in reversed(range(len(samples))):
         tail = float(rewards[i])
         if i + 1 < len(samples):
@@ -60,7 +59,7 @@ def test_composed_advantages_are_those_of_the_flat_chain(
             tail += gamma * after.first + gamma * lam * first
         tails[samples[i].id] = tail
     signals = {id: Signal(id, None, tail=t, shift=0.25, scale=2.0) for id, t in tails.items()}
-    found = targets(samples, signals, needs)
+    found = targets(samples, signals, discount)
     advantage = np.concatenate([target.advantage for target in found])
     np.testing.assert_allclose(advantage, (np.array(expected) - 0.25) * 2.0, atol=1e-4)
     returns = np.concatenate([t.returns for t in found if t.returns is not None])
@@ -70,7 +69,7 @@ def test_composed_advantages_are_those_of_the_flat_chain(
 def test_a_given_advantage_is_every_tokens() -> None:
     (sample,) = chain(0, [3])
     (target,) = targets(
-        [sample], {sample.id: Signal(sample.id, 1.5, shift=0.5, scale=3.0, target=0.7)}, Needs()
+        [sample], {sample.id: Signal(sample.id, 1.5, shift=0.5, scale=3.0, target=0.7)}, Discount()
     )
     assert target.advantage.tolist() == [3.0] * 3
     assert target.returns is not None and target.returns.tolist() == pytest.approx([0.7] * 3)
@@ -80,8 +79,8 @@ def test_what_is_missing_is_named() -> None:
     (sample,) = chain(0, [3])
     sample.reference = None
     with pytest.raises(ValueError, match="KL reward needs"):
-        summaries([sample], Needs(kl_reward=0.1))
+        summaries([sample], Discount(kl_reward=0.1))
     with pytest.raises(KeyError, match="no signal"):
-        targets([sample], {}, Needs())
+        targets([sample], {}, Discount())
     with pytest.raises(ValueError, match="neither advantage nor tail"):
-        targets([sample], {sample.id: Signal(sample.id, None)}, Needs())
+        targets([sample], {sample.id: Signal(sample.id, None)}, Discount())

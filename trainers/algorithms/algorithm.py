@@ -311,15 +311,6 @@ class PolicyGradient(Algorithm):
         metrics["policy_loss"] = loss.detach()
         return loss, metrics
 
-    def value_loss(self, batch: Batch, denominators: Mapping[str, float], clip: float | None) -> Tensor:
-        """Return the loss of a critic's values before the tokens. `clip` is explained at `losses.value_loss`."""
-        from ..group.learning import losses
-
-        if batch.values is None or batch.returns is None or batch.old_values is None:
-            raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")
-        per_token = losses.value_loss(batch.values, batch.returns, batch.old_values, clip)
-        return losses.aggregate(per_token, batch, self.aggregation, denominators, self.length)
-
 
 def _given(tensor: Tensor | None, name: str, what: str) -> Tensor:
     if tensor is None:

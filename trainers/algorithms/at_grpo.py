@@ -100,6 +100,9 @@ class ATGRPO(GroupRelative):
         """
         from ..group.learning import losses
 
-        loss = self.value_loss(batch, denominators, None)
+        if batch.values is None or batch.returns is None or batch.old_values is None:
+            raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")
+        per_token = losses.value_loss(batch.values, batch.returns, batch.old_values, None)
+        loss = losses.aggregate(per_token, batch, self.aggregation, denominators, self.length)
         after = losses.value_after_loss(batch, denominators)
         return loss + after, {"value_loss": loss.detach(), "value_after_loss": after.detach()}

@@ -96,5 +96,10 @@ class PPO(PolicyGradient):
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """Loss of a critic with parameters and an optimizer of its own."""
-        loss = self.value_loss(batch, denominators, self.value_clip)
+        from ..group.learning import losses
+
+        if batch.values is None or batch.returns is None or batch.old_values is None:
+            raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")
+        per_token = losses.value_loss(batch.values, batch.returns, batch.old_values, self.value_clip)
+        loss = losses.aggregate(per_token, batch, self.aggregation, denominators, self.length)
         return loss, {"value_loss": loss.detach()}

@@ -15,7 +15,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -354,7 +354,10 @@ def _engine(spec: GroupSpec, first: Hosted, tokenizer: Tokenizer) -> Engine:
 
 def _speaker(policy: Hosted, engine: Engine, tokenizer: Tokenizer) -> LLMPolicy:
     """Build the policy that generates text. A tokenizer that cannot render a chat is refused."""
-    sampling = SamplingParams(**asdict(policy.spec.sampling))
+    s = policy.spec.sampling
+    sampling = SamplingParams(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
+    )
     adapter, roles = policy.parameters.adapter, policy.parameters.roles
     return LLMPolicy(engine, tokenizer, name=policy.name, adapter=adapter, roles=roles, sampling=sampling)
 

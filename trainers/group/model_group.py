@@ -40,7 +40,7 @@ from ..controller.statistics.table import Signal, ValueSummary
 from . import shared_device
 from .contract import GroupReport, Peer
 from .hosting import Hosted, sample_of, vocabulary
-from .learning.targets import records, summaries
+from .learning.targets import Discount, records, summaries
 from .persistence import PersistentGroup
 from .sample_store import Sample, SampleRow
 
@@ -209,7 +209,7 @@ class ModelGroup(PersistentGroup):
                 if sample.id in contexts:
                     sample.critic_prompt = self._encode(contexts[sample.id], judge, sample)
             judge.learning().measure_values(samples)
-        return summaries(samples, needs)
+        return summaries(samples, Discount(needs.gamma, needs.lam, needs.kl_reward))
 
     async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
         """Measure the reference's log-probs now, beside the critic's `values`. Without this call the update

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...agents.basics.hints import nearest
 from ...agents.team import BoundTeam
 from ..config.choices import Count
-from ..config.plan import check_role
 from ..controller.step import Default
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class Cory(Default):
     def check(self, run: Stage) -> None:
         roles = {role.name: role.agents for role in run.arena.workflow.roles}
         for key in ("pioneer", "observer"):
-            check_role(f"recipe_args.{key}", getattr(self, key), list(roles))
+            name = getattr(self, key)
+            if name not in roles:
+                raise ValueError(f"recipe_args.{key}: no role is called {name!r}; {nearest(name, roles)}")
         if run.player(roles[self.pioneer][0]) == run.player(roles[self.observer][0]):
             raise ValueError(
                 f"recipe 'cory' exchanges two policies, and one plays both {self.pioneer!r} and {self.observer!r}; "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..config.plan import check_role
+from ...agents.basics.hints import nearest
 from ..controller.step import Default
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ class Mlpo(Default):
 
     def check(self, run: Stage) -> None:
         roles = [role.name for role in run.arena.workflow.roles]
-        check_role("recipe_args.leader", self.leader, roles)
+        if self.leader not in roles:
+            raise ValueError(
+                f"recipe_args.leader: no role is called {self.leader!r}; {nearest(self.leader, roles)}"
+            )
         players = {
             role: {run.player(a) for a, r in run.arena.roles.items() if r.name == role} for role in roles
         }

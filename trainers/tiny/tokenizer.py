@@ -90,6 +90,16 @@ def as_transformers(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
     return tokenizer_with_template
 
 
+def known_words(tokenizer: Tokenizer) -> list[str]:
+    """Return the words that a tokenizer was built from, in the order of their ids."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    ids = tokenizer.get_vocab()
+    first = len(SPECIAL) + len(ByteLevel.alphabet())
+    in_order = sorted((number, token) for token, number in ids.items() if number >= first)
+    return [_as_text(token) for _, token in in_order]
+
+
 def pieces(texts: Iterable[str]) -> Counter[str]:
     """Count the pieces into which the tokenizer splits these texts."""
     from tokenizers import Regex, pre_tokenizers
@@ -125,3 +135,9 @@ def _as_bytes(piece: str) -> str:
         add_prefix_space=False, use_regex=False
     ).pre_tokenize_str(piece)
     return "".join(text for text, _ in whole)
+
+
+def _as_text(token: str) -> str:
+    from tokenizers.decoders import ByteLevel
+
+    return str(ByteLevel().decode([token]))

@@ -103,16 +103,15 @@ class Logbook:
 
     def stepped(self, step: int, figures: Mapping[str, float]) -> None:
         """Log the metrics of a step."""
-        self._log("step", step, figures)
+        self._line("step", step, figures)
+        for sink in self.sinks:
+            sink.log("step", step, figures)
 
     def validated(self, step: int, figures: Mapping[str, float]) -> None:
         """Log the metrics of a validation."""
-        self._log("validation", step, figures)
-
-    def _log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        self._line(kind, step, figures)
+        self._line("validation", step, figures)
         for sink in self.sinks:
-            sink.log(kind, step, figures)
+            sink.log("validation", step, figures)
 
     def alarmed(self, alarm: Alarm) -> None:
         """Log an alarm of a monitor."""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from ....agents.basics.failures import GroupLost
 from ....agents.team import BoundTeam
@@ -31,6 +32,18 @@ from ..reporting.idle import Idle
 from ..reporting.watchdog import Watchdog
 from .crossing import packed
 from .shard import Seating, Shard
+
+
+class ShardFace(Protocol):
+    """Interface of a shard, in this process or in an actor."""
+
+    async def open(self, number: int, arena: Arena) -> None:
+        """Add an environment."""
+        ...
+
+    async def play(self, seating: Seating, task: str, draw: Draws) -> Harvest:
+        """Play the samples of a task, and seal them."""
+        ...
 
 
 class DistantShard(ActorCaller):
@@ -76,7 +89,7 @@ class DistantShard(ActorCaller):
 class Shards:
     """All shards of a run."""
 
-    def __init__(self, members: Sequence[Shard | DistantShard], watchdog: Watchdog, idle: Idle) -> None:
+    def __init__(self, members: Sequence[ShardFace], watchdog: Watchdog, idle: Idle) -> None:
         self.members, self.watchdog, self.idle = list(members), watchdog, idle
         self.arenas: list[tuple[Arena, asyncio.Future[list[None]]]] = []
         self.open_draws = Counter({number: 0 for number in range(len(members))})

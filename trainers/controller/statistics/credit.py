@@ -6,7 +6,8 @@ They change only the rows of that role:
     credit = credit_from_config({"planner": [{"name": "mix", "team": ["outcome"], "alpha": 0.7}], "*": []})
     table = apply_credit(table, credit)              # before any algorithm sees it
 
-No transform generates or replays anything. Credit that needs forks is in counterfactual.py.
+`counterfactual` and the potentials need numbers from outside of the table (forks, the environment). They come as
+plain mappings from decision id to number, so no transform generates or replays anything.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ....agents.answers import DecisionId
 from ....agents.basics.hints import nearest
 from ....agents.basics.json_types import JsonObject, JsonView
 from ....agents.roles import entry_of
@@ -177,6 +179,28 @@ def sibling_mean(table: Table, reward: Floats) -> Floats:
     return means
 
 
+def counterfactual(
+    table: Table, score: Mapping[DecisionId, float], without: Mapping[DecisionId, float], scale: float = 1.0
+) -> Floats:
+    """Replace the reward of each act by scale * (score as played - score without the act).
+
+    `score` and `without` map decision ids to numbers: the score of the episode as played, and the mean score of
+    forks in which this act was drawn anew (`fork(at=node)`) or replaced by a default (`replay(substitute=…)`).
+    Decisions that were not forked keep their reward.
+    """
+    missing = sorted(set(without) - set(score))
+    if missing:
+        raise ValueError(f"decision {missing[0]!r} has a counterfactual score but no score as played")
+    rewards = table.reward.copy()
+    for name, otherwise in without.items():
+        if name not in table.index:
+            raise ValueError(
+                f"counterfactual for {name!r}, which is not in the table: was its episode sealed?"
+            )
+        rewards[table.index[name]] = scale * (score[name] - otherwise)
+    return rewards
+
+
 CREDIT: dict[str, type] = {
     "mix": Mix,
     "spread": Spread,
@@ -245,8 +269,15 @@ def late_rewards(table: Table, traces: Iterable[Trace]) -> dict[str, list[str]]:
     return {role: sorted(paid[role] - known) for role, known in at_once.items() if paid[role] - known}
 
 
-def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]]) -> Table:
-    """Return the table with each role's rewards transformed by its own list, or by that of "*"."""
+def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:
+    """Return the table with each role's rewards transformed by its own list, or by that of "*".
+
+    `roles` are all roles that may stand in `credit`. Given, a misspelt role is an error. The table alone cannot tell,
+    because a role may act in no decision of a step.
+    """
+    for role in credit:
+        if roles and role not in ("*", *roles):
+            raise ValueError(f"credit is set for role {role!r}: {nearest(role, roles)}")
     acted = np.array([row.role for row in table.rows])
     changed = table.reward.copy()
     for role in sorted(set(acted.tolist())):

@@ -25,6 +25,18 @@ Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class Discount:
+    """Discounts of values and rewards over tokens, as an algorithm's `needs` state them. The default gives
+    plain returns.
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    kl_reward: float = 0.0
+    """Coefficient of the per-token reward -c * (proximal - reference)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Targets of one decision's tokens: (n,) each."""
 
@@ -35,20 +47,22 @@ class Target:
     """Target of the critic's value after the last token; None where there is none."""
 
 
-def summaries(samples: Sequence[Sample], needs: Needs) -> dict[DecisionId, ValueSummary]:
+def summaries(samples: Sequence[Sample], discount: Discount) -> dict[DecisionId, ValueSummary]:
     """Return each decision's summary: the numbers that token-level GAE of its chain needs."""
     if not samples:
         return {}
     values, after = _values(samples)
     lengths = [sample.n_tokens for sample in samples]
-    rows = summarise(values, lengths, after, needs.gamma, needs.lam, _kl_rewards(samples, needs))
+    rows = summarise(values, lengths, after, discount.gamma, discount.lam, _kl_rewards(samples, discount))
     return dict(zip((sample.id for sample in samples), rows, strict=True))
 
 
-def targets(samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], needs: Needs) -> list[Target]:
+def targets(
+    samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], discount: Discount
+) -> list[Target]:
     """Return the advantages of each sample's tokens, shifted and scaled, and the targets of its critic."""
     composed = [sample for sample in samples if _signal(signals, sample).advantage is None]
-    locals_ = _locals(composed, signals, needs)
+    locals_ = _locals(composed, signals, discount)
     return [_target(sample, signals[sample.id], locals_.get(sample.id)) for sample in samples]
 
 
@@ -89,17 +103,17 @@ def _target(sample: Sample, signal: Signal, composed: NDArray[np.float64] | None
 
 
 def _locals(
-    samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], needs: Needs
+    samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], discount: Discount
 ) -> dict[str, NDArray[np.float64]]:
     """Return the token-level GAE of decisions whose signal is a `tail`."""
     if not samples:
         return {}
     lengths = [sample.n_tokens for sample in samples]
     local = local_advantages(
-        _values(samples)[0], lengths, needs.gamma, needs.lam, _kl_rewards(samples, needs)
+        _values(samples)[0], lengths, discount.gamma, discount.lam, _kl_rewards(samples, discount)
     )
     tails = [_tail(signals[sample.id]) for sample in samples]
-    flat = token_advantages(local, lengths, tails, needs.gamma, needs.lam)
+    flat = token_advantages(local, lengths, tails, discount.gamma, discount.lam)
     parts = np.split(flat, np.cumsum(lengths)[:-1])
     return {sample.id: part for sample, part in zip(samples, parts, strict=True)}
 
@@ -113,8 +127,8 @@ def _values(samples: Sequence[Sample]) -> tuple[NDArray[np.float64], NDArray[np.
     )
 
 
-def _kl_rewards(samples: Sequence[Sample], needs: Needs) -> NDArray[np.float64] | None:
-    if not needs.kl_reward:
+def _kl_rewards(samples: Sequence[Sample], discount: Discount) -> NDArray[np.float64] | None:
+    if not discount.kl_reward:
         return None
     parts = []
     for sample in samples:
@@ -123,7 +137,7 @@ def _kl_rewards(samples: Sequence[Sample], needs: Needs) -> NDArray[np.float64] 
                 f"sample {sample.id!r}: the KL reward needs proximal and reference log-probs first"
             )
         parts.append(sample.proximal.astype(np.float64) - sample.reference)
-    return -needs.kl_reward * np.concatenate(parts)
+    return -discount.kl_reward * np.concatenate(parts)
 
 
 def _signal(signals: Mapping[DecisionId, Signal], sample: Sample) -> Signal:
@@ -144,7 +158,7 @@ def records(
     """Return samples as plain data for a run's sidecar: text, log-prob and advantage of each token."""
     by_id = {sample.id: sample for sample in samples}
     own = {signal.id: signal for signal in signals if signal.id in by_id}
-    goals = targets([by_id[id] for id in own], own, needs)
+    goals = targets([by_id[id] for id in own], own, Discount(needs.gamma, needs.lam, needs.kl_reward))
     advantage = {id: target.advantage.tolist() for id, target in zip(own, goals, strict=True)}
     return [
         sample.record(pieces(tokenizer, sample.reply.tolist()), advantage.get(id))

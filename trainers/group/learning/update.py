@@ -22,7 +22,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
@@ -43,7 +42,7 @@ from .batch import Batch, Thin, thin_of, tokens_per_unit, weights_of
 from .dealing import ALONE, Peers, deal
 from .packing import lay
 from .parameters import Parameters
-from .targets import Target, moved, moving, targets
+from .targets import Discount, Target, moved, moving, targets
 
 T = TypeVar("T")
 Loss = Callable[[Batch, Mapping[str, float]], tuple[Tensor, dict[str, float]]]
@@ -110,7 +109,7 @@ class Learner:
         tokens = float(sum(sample.n_tokens for samples in minibatches for sample in samples))
         context = float(sum(len(sample.prompt) for samples in minibatches for sample in samples))
         return {
-            **_combined(steps, fmean),
+            **_combine(steps),
             "tokens": tokens,
             "steps": float(self.steps),
             "time/update": seconds,
@@ -203,7 +202,8 @@ class Learner:
         self, algorithm: Algorithm, signals: Mapping[DecisionId, Signal], samples: Sequence[Sample]
     ) -> dict[str, float]:
         loss_of = _critic_loss(algorithm) if self.parameters.is_critic else algorithm.loss
-        goals = targets(samples, signals, algorithm.needs)
+        needs = algorithm.needs
+        goals = targets(samples, signals, Discount(needs.gamma, needs.lam, needs.kl_reward))
         unseen = 0 if self.settings.thinking or self.parameters.is_critic else 1
         # in a decision whose thinking is not trained, the thinking tokens leave the denominators too
         thin = [thin_of(sample, signals[sample.id], unseen * sample.thinking) for sample in samples]
@@ -242,7 +242,7 @@ class Learner:
         self.steps += 1
         extra = {"explained_variance": _explained(samples, goals)} if self.parameters.is_critic else {}
         return {
-            **_combined(shares, math.fsum),  # shares of one mini-batch
+            **_add(shares),
             **extra,
             "grad_norm": norm.item(),
             "lr": rate,
@@ -429,10 +429,19 @@ def _detached(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _combined(
-    parts: Sequence[Mapping[str, float]], how: Callable[[Sequence[float]], float]
-) -> dict[str, float]:
-    """Return the metrics of all parts: maxima of those named `max_…`, and of the others what `how` makes of their values."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    columns = {name: [part[name] for part in parts if name in part] for name in names}
-    return {name: max(values) if name.startswith("max_") else how(values) for name, values in columns.items()}
+def _add(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sums of the micro-batches' shares of one mini-batch, and maxima of metrics named `max_…`."""
+    names = dict.fromkeys(name for share in shares for name in share)
+    columns = {name: [share[name] for share in shares if name in share] for name in names}
+    return {
+        name: max(parts) if name.startswith("max_") else math.fsum(parts) for name, parts in columns.items()
+    }
+
+
+def _combine(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the mini-batches of one update, and maxima of metrics named `max_…`."""
+    columns = {name: [step[name] for step in steps] for name in steps[0]}
+    return {
+        name: max(parts) if name.startswith("max_") else math.fsum(parts) / len(parts)
+        for name, parts in columns.items()
+    }

@@ -241,9 +241,12 @@ def _here(tensor: Tensor) -> Tensor:
 def _take(parameter: Tensor, whole: Tensor) -> None:
     """Copy this rank's part of a whole tensor."""
     assert isinstance(parameter, DTensor)
+    parameter.to_local().copy_(_part(parameter, whole).to_local())
+
+
+def _part(parameter: DTensor, whole: Tensor) -> DTensor:
     mesh = parameter.device_mesh
-    part = distribute_tensor(whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
-    parameter.to_local().copy_(part.to_local())
+    return distribute_tensor(whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
 
 
 def _state(learner: Learner, parameter: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
