@@ -124,6 +124,7 @@ TWINS = {
     "mask": "the workflow, and its published rewards",
     "game": "the base of all games; rewards/games.py has their published rewards",
     "team": "the map of roles; envs/workflows/games/teams.py has the teams of the games",
+    "program": "the sandbox's program; envs/data/mini/programs.py has the programming tasks of the mini world",
     "dr_mas": "the algorithm, and the reproduction of its paper",
     "routing": "the rewards of a router role, and the reproduction of their papers",
 }

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,14 @@ def test_old_names_of_modules_go_on_working(old, new, monkeypatch):
         module = importlib.import_module(f"unitymas.{old}")
     assert module is importlib.import_module(f"unitymas.{new}")
     assert module.__spec__.name == f"unitymas.{new}"
+
+
+def test_an_old_name_hides_nothing_of_its_package():
+    """An import of an old name sets it on its package, so a function of this name could not be called any more."""
+    for old in MOVED:
+        package, _, name = f"unitymas.{old}".rpartition(".")
+        try:
+            there = getattr(importlib.import_module(package), name, None)
+        except ModuleNotFoundError:
+            continue  # the package has an old name, too
+        assert there is None or isinstance(there, types.ModuleType), old

@@ -89,7 +89,6 @@ MOVED = {
     "envs.data.adapters": "envs.data.qa_adapters",
     "envs.data.catalogue": "envs.data.published",
     "envs.data.commands": "cli.data",
-    "envs.data.mini.programs": "envs.data.mini.programming",
     "envs.data.schemas": "envs.data.row_schemas",
     "envs.data.store": "envs.data.local",
     "envs.drivers": "envs.core.drivers",

@@ -12,7 +12,7 @@ import pytest
 from unitymas.envs.core.tasks import CODE, MATH, QA, Task, TaskError
 from unitymas.envs.data import mini
 from unitymas.envs.data.mini import words
-from unitymas.envs.data.mini.programming import FAMILIES, combinations, run_solution
+from unitymas.envs.data.mini.programs import FAMILIES, combinations, run_solution
 from unitymas.envs.data.mini.questions import RELATIONS
 from unitymas.envs.data.mini.splits import check_disjoint
 from unitymas.envs.data.mini.sums import working

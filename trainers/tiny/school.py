@@ -18,7 +18,7 @@ from ...agents.team import Team
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import play
 from ...envs.core.tasks import Task
-from ...envs.data.mini.programming import run_solution
+from ...envs.data.mini.programs import run_solution
 from ...envs.data.mini.world import Dice
 from ...envs.registry import make_arena
 from ...envs.tools.tool import Tool

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from ...core.tasks import DataSet, TaskError, fingerprint
 from .passages import passages
-from .programming import programs
+from .programs import programs
 from .questions import MIXES, QUESTIONS_PER_BLOCK, questions
 from .sums import sums
 from .words import SPLITS

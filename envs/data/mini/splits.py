@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .passages import passages
-from .programming import programs
+from .programs import programs
 from .sums import sums
 from .words import SPLITS
 

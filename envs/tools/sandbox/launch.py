@@ -20,9 +20,11 @@ from glob import glob
 from pathlib import Path
 from typing import Literal
 
+from ....agents.basics.renamed import renamed
 from .kernel import NOBODY
 
 SandboxLevel = Literal["bubblewrap", "namespaces", "unsafe"]
+__getattr__ = renamed(__name__, {"Level": "SandboxLevel"})
 PACKAGES = ("numpy",)  # packages that programs may import, if the host has them
 
 _HERE = Path(__file__).parent
