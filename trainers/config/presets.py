@@ -110,9 +110,8 @@ MASK: ConfigTree = {
     # at full weight, the format's -1 teaches an untrained searcher to stop at once
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
-SHORT: ConfigTree = {
-    "groups": {"*": {"context": 512}}
-}  # the longest prompt and its reply have about 140 tokens
+# the longest prompt and its reply have about 140 tokens
+SHORT: ConfigTree = {"groups": {"*": {"context": 512}}}
 TINY_BY_ENV: dict[str, ConfigTree] = {
     "mask-hotpotqa": {"env": MASK, **SHORT},
     "mask-nq": {"env": MASK, **SHORT},
