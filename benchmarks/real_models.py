@@ -35,26 +35,28 @@ class Played(TypedDict):
     """Figures of one evaluated folder."""
 
     scores: dict[str, float]
-    """Score of each question, by task id."""
+    """Mean score of each question over its samples, by task id."""
     legal: dict[str, float]
     """Share of legal replies, by role."""
     sound: list[str]
-    """Questions whose replies were all legal."""
+    """Questions whose replies were all legal, in each sample."""
 
 
 def played(folder: Path, metric: str = "f1") -> Played:
     """Read the figures of an evaluation's folder."""
-    scores: dict[str, float] = {}
+    scores: dict[str, list[float]] = defaultdict(list)
     replies: dict[str, list[bool]] = defaultdict(list)
-    sound = []
+    malformed = set()
     for trace in traces.read(folder / "traces.jsonl.zst"):
-        scores[trace.task_id] = float(trace.metrics.get(metric, 0.0))
+        scores[trace.task_id].append(float(trace.metrics.get(metric, 0.0)))
         for node in trace.acts():
             replies[str(node.role)].append(bool(node.ok))
-        if all(node.ok for node in trace.acts()):
-            sound.append(trace.task_id)
+            if not node.ok:
+                malformed.add(trace.task_id)
     return Played(
-        scores=scores, legal={role: float(np.mean(ok)) for role, ok in replies.items()}, sound=sorted(sound)
+        scores={task: float(np.mean(own)) for task, own in scores.items()},
+        legal={role: float(np.mean(ok)) for role, ok in replies.items()},
+        sound=sorted(set(scores) - malformed),
     )
 
 

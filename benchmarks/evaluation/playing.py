@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -173,7 +174,8 @@ class Evaluation:
             key = (trace.get("tags") or {}).get("key", "")
             if key in self.wanted:
                 self.rows[key] = episode_row(trace, self.measure, price)
-                self.spending.earlier(trace)
+        if self.store:
+            self.spending.add_from(self.store.folder / self.spending.file_name)
 
     @property
     def owed(self) -> dict[str, tuple[Task, int]]:
@@ -205,8 +207,11 @@ class Evaluation:
         If the budget is used up, playing stops early. Then `stopped` gives the reason, and the result covers only the played
         samples.
         """
+        spending = self.spending
+        kept = spending.kept_in(self.store.folder / spending.file_name) if self.store else nullcontext()
         try:
-            run_sync(self._play(concurrency, on_episode))
+            with kept:
+                run_sync(self._play(concurrency, on_episode))
         except BudgetSpent as error:
             if not self.rows:
                 raise

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unitymas.benchmarks.evaluation.evaluate import evaluate
-from unitymas.benchmarks.real_models import Played, compared, interval, main
+from unitymas.benchmarks.real_models import Played, compared, interval, main, played
 
 
 def state(scores, sound=None):
@@ -48,3 +48,10 @@ def test_folders_of_evaluations_are_read(tmp_path, capsys):
     assert figures["f1"][0] == 1.0 and figures["tasks"] == 4 and figures["roles"]["answerer"]["legal"] == 1.0
     with pytest.raises(SystemExit, match="holds no folder"):
         main([str(tmp_path / "warm0-t0")])
+
+
+def test_all_samples_of_a_question_count(tmp_path):
+    told = evaluate("rag-nq", "tiny", k=3, tasks=4, data="mini", out=tmp_path / "warm0-t1", prompts="short")
+    scores = played(tmp_path / "warm0-t1")["scores"]
+    assert len(scores) == 4 and any(0 < score < 1 for score in scores.values())
+    assert np.mean(list(scores.values())) == pytest.approx(told.score.value)

@@ -1,11 +1,12 @@
 """The benchmarks of speed take a model by its name, and hold both sides to the same weights and the same work."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from unitymas.benchmarks.speed.clock import Seconds
 from unitymas.benchmarks.speed.controller import collect
 from unitymas.benchmarks.speed.models import engine, update
 from unitymas.benchmarks.speed.models.beside import trl_trainers
@@ -52,6 +53,25 @@ def test_a_benchmark_of_a_named_model_runs(
     monkeypatch.setattr(sys, "argv", ["bench", "--model", "tiny", "--threads", "1", *words])
     part.main()  # type: ignore[attr-defined]
     assert says in capsys.readouterr().out
+
+
+def test_each_side_of_the_engine_runs_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first kernels of a process take longer, on the side that comes first."""
+    order: list[str] = []
+    real = engine.stopwatch
+
+    def stopwatch(work: Callable[[], None]) -> Seconds:
+        order.append("timed")
+        return real(work)
+
+    monkeypatch.setattr(engine, "stopwatch", stopwatch)
+    for side in ("generate", "serve"):
+        monkeypatch.setattr(engine, side, lambda *_, side=side, **__: order.append(side))
+    monkeypatch.setattr(
+        sys, "argv", ["bench", "--model", "tiny", "--threads", "1", "--requests", "8", "--repeat", "1"]
+    )
+    engine.main()
+    assert order[:2] == ["generate", "serve"] and order.count("timed") == 8
 
 
 def test_the_update_of_a_named_model() -> None:

@@ -5,8 +5,9 @@
 
 The model is a Llama of 2.4M parameters with random weights, or the model of `--model`. `generate` gets the requests sorted by
 length, in batches padded on the left. A batch runs until its longest reply ends, and tokens beyond a row's own length do not
-count. `--vllm` adds vLLM, in this process. The sides alternate, and the best round of each counts. Processor time is printed
-beside wall-clock time, because a busy machine affects it less.
+count. `--vllm` adds vLLM, in this process. The engine and vLLM also return the log-prob of each token. Each side first serves a
+few requests that do not count, because the first kernels of a process take longer. Then the sides alternate, and the best round
+of each counts. Processor time is printed beside wall-clock time, because a busy machine affects it less.
 
     alike    different prompts of 60-200 random tokens, 32 new tokens each: the best case for `generate`
     uneven   the same prompts, 4 to 32 new tokens
@@ -132,7 +133,10 @@ def main() -> None:
     }
     if args.vllm:
         sides["vLLM"] = vllm_server(ours, args.dtype, args.batch, 256)
-    for name, asked in requests(ours.shape.vocab, args.requests).items():
+    kinds = requests(ours.shape.vocab, args.requests)
+    for side in sides.values():
+        side([(prompt, 4) for prompt, _ in kinds["alike"][: args.batch]])
+    for name, asked in kinds.items():
         best = in_turns([partial(side, asked) for side in sides.values()], args.repeat)
         n, seconds = sum(new for _, new in asked), dict(zip(sides, best, strict=True))
         mine = seconds["engine"]

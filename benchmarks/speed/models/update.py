@@ -9,8 +9,8 @@ tokens, 8 replies of 32 tokens each): forward, loss, backward, clipping, AdamW. 
 without generation and scoring, so only its update is timed. It runs in several settings, of which the fastest counts, and with
 both of its trainers: the synchronous one, and the asynchronous one with tree rows (`beside/trl_trainers.py` explains its
 attention). A sample's tokens are its prompt and its reply on both sides, even if a side computes a shared prompt once. The line
-"prompts all different" shows our side without shared prompts. The sides alternate. Medians of wall-clock time and of processor
-time are printed; a busy machine affects the latter less.
+"prompts all different" shows our side without shared prompts. The first step of each side does not count. The sides alternate.
+Medians of wall-clock time and of processor time are printed; a busy machine affects the latter less.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def speed(rounds: int, vocab: int, n: int, model: str = "", only: str | re.Patte
     settings = [s for s in SETTINGS if re.search(only, s.name) and n % s.batch == 0]
     if not settings or not variants:
         raise SystemExit(f"--only {only!r} with {n} samples leaves nothing of one of the sides")
+    for step, _ in variants.values():  # TRL's first step does not count either
+        step()
     times: dict[str, list[Seconds]] = {name: [] for name in [*variants, *(s.name for s in settings)]}
     for setting in settings:
         for name, (step, _) in variants.items():
