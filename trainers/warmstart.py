@@ -31,7 +31,7 @@ from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject, JsonView
 from ..agents.engines.stopping import closing_ids
 from ..agents.fetch.packaged import PACKAGES
-from ..agents.names import PROMPTS_FILE, model_path, prompts_of
+from ..agents.names import PROMPTS_FILE, model_path, prompts_of, unverified
 from ..agents.text.chat import Chat
 from ..agents.text.tokenizing import Tokenizer
 from ..cli.arguments import COUNT, Parser, number
@@ -235,6 +235,8 @@ def warmstart(
 
     how = WarmStart(**settings)
     _check_folder(Path(out))
+    if isinstance(model, str):
+        unverified(model)  # a missing one is an error before the expert plays; nothing is fetched
     told = _prompts(id, str(model), prompts, args or {})
     traces = expert_traces(id, tasks, data, prompts=told, **(args or {}))
     path = model_path(model)  # what is wrong with the environment is known before anything is fetched

@@ -208,7 +208,8 @@ def test_a_warm_started_small_model_learns_with_the_settings_of_small_models(tmp
     plain = resolve("rag-nq", preset_name="shared", overrides=["groups.*.model=./elsewhere", "env.data=mini"])
     assert plain.tasks_per_step != config.tasks_per_step
     lora = resolve("rag-nq", preset_name="lora", overrides=["groups.*.model=smollm2", "env.data=mini"])
-    assert {p.learning.lr for p in lora.policies.values()} == {5e-4}
+    assert {p.learning.lr for p in lora.policies.values()} == {2e-4}
+    assert (lora.steps, lora.tasks_per_step) == (20, 12)
 
 
 def test_an_environment_whose_expert_solves_nothing_is_told(monkeypatch):
