@@ -85,6 +85,18 @@ def test_what_unitymas_o_publishes():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("env", "calls", "size"),
+    [("rag-nq", 2, 64), ("rag-evidence-nq", 5, 64), ("rag-summary-nq", 3, 64), ("rag-rewrite-nq", 3, 64),
+     ("mask-nq", 14, 48), ("code-deepcoder", 8, 64), ("math-deepscaler", 4, 64)],
+)  # fmt: skip
+def test_one_model_for_all_roles_has_mini_batches_of_the_published_size(env, calls, size):
+    """It gets the samples of all calls of a query. With a model for each role, the number is that of one role."""
+    one = resolve(env, preset_name="unitymas-o")
+    assert 0.9 <= one.tasks_per_step * calls / one.minibatches / size <= 1.1
+    assert resolve(env, preset_name="unitymas-o,separate").minibatches <= 4
+
+
 def test_what_stronger_mas_and_dr_mas_publish():
     tree = resolve("planpath-duo", preset_name="stronger-mas").policies["team"]
     a = make_algorithm(**tree.algorithm)
