@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from .basics.json_types import JsonObject
-from .names import read_name
+from .names import endpoint_of, read_name
 from .spending import Price
 
 _TORCH = ("temperature", "top_p", "max_tokens", "context", "device", "dtype", "threads", "concurrency")
@@ -128,7 +128,7 @@ class ModelSettings:
         """Return the settings of one endpoint: all but the budget, and the price of its model."""
         told = {key: value for key, value in self.of(name).items() if not key.startswith("budget_")}
         prices = told.pop("price", None) or {}
-        model = name.removeprefix("openai:").partition("@")[0]
+        model = endpoint_of(name)[0]
         price = prices.get(model, prices.get("*"))
         if price is None and self.budget_dollars is not None:
             raise ValueError(

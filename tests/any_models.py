@@ -32,6 +32,13 @@ PACKED: dict[str, dict[str, Any]] = {
                     "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
                     "v_head_dim": 12, "first_k_dense_replace": 1},
     "gpt2": {"num_key_value_heads": 4, "n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2},
+    "gemma3n_text": {"head_dim": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": LAYERS * 2,
+                     "sliding_window": 8, "intermediate_size": [48] * 4, "laurel_rank": 4, "altup_num_inputs": 2,
+                     "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0], "final_logit_softcapping": 3.0,
+                     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97},
+    "gemma4_text": {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+                    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": LAYERS * 2, "sliding_window": 8,
+                    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97},
 }  # fmt: skip
 WHOLE: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
@@ -53,14 +60,30 @@ WHOLE: dict[str, dict[str, Any]] = {
         "block_types": ["recurrent", "attention"],
     },
     "bloom": {"n_head": 4, "n_layer": 2},
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
+    },
+    "diffllama": {},
 }
 KINDS = {**PACKED, **WHOLE}
+OTHERS: dict[str, dict[str, Any]] = {
+    "falcon": {"alibi": True, "new_decoder_architecture": False},
+    "afmoe": {"head_dim": 16, "num_experts": 4, **EXPERTS, "moe_intermediate_size": 16, "sliding_window": 8,
+              "layer_types": LAYERS, "num_dense_layers": 1},
+    "minimax": {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, **EXPERTS, "block_size": 16},
+}  # fmt: skip
+"""Models that only some tests use."""
 
 
 def network(kind: str, seed: int = 0, spread: float = 0.1, **sizes: Any) -> Any:
     """A model of transformers with random weights, biases and norms."""
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS[kind], **sizes})
+    config = CONFIG_MAPPING[kind](**{**SIZES, **{**KINDS, **OTHERS}[kind], **sizes})
     net = AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", experts_implementation="eager"
     ).eval()

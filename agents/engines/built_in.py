@@ -51,7 +51,7 @@ def torch_engine(order: EngineOrder) -> Engine:
 def vllm_engine(order: EngineOrder) -> Engine:
     """Make one vLLM engine for one set of weights and all adapters on it."""
     with TemporaryDirectory(prefix="unitymas-weights-") as folder:
-        save_model(order.model, folder, order.tokenizer)
+        save_model(order.model, folder, order.tokenizer, dtype=getattr(torch, order.precision))
         engine = VLLMEngine(
             folder,
             order.tokenizer,

@@ -11,9 +11,12 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -62,8 +65,12 @@ class PeftAdapters(nn.Module):
         for parameter in net.parameters():  # peft freezes all others
             parameter.requires_grad_(learned.get(id(parameter), True))
         self.configs[name].base_model_name_or_path = getattr(net.config, "_name_or_path", "")
-        parameters = [*net.named_parameters(), *self.named_parameters()]
-        return [parameter for place, parameter in parameters if self.owns(name, place)]
+        places = [*net.named_parameters(), *self.named_parameters()]
+        parameters = [parameter for place, parameter in places if self.owns(name, place)]
+        # peft gives them the type of the base, whose digits may be too few for small steps
+        for parameter in parameters:
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+        return parameters
 
     def _chosen(self, targets: Sequence[str]) -> list[str]:
         """Return the target matrices; all by default. A matrix that no layer calls is an error.
@@ -76,6 +83,8 @@ class PeftAdapters(nn.Module):
                 raise ValueError(
                     f"no layer calls a matrix {target!r}; {nearest(target, sorted(names), 'it has')}"
                 )
+        if not targets and not self.matrices:
+            raise ValueError("LoRA finds no matrix that it could change; name some in `targets`")
         return list(targets) or self.matrices
 
     def _low_rank(self, net: PreTrainedModel, name: str, rank: int, alpha: float, targets: list[str]) -> None:
@@ -219,13 +228,19 @@ class _Prefixed:
 
 @contextmanager
 def noted(net: PreTrainedModel) -> Iterator[set[str]]:
-    """Record the names of the matrices that the model calls while the context is open.
+    """Record the names of the matrices that the model calls while the context is open, and that multiply only.
 
-    A layer that reads the weights of a matrix without calling it is not recorded.
+    A layer that reads the weights of a matrix without calling it is not recorded. Neither is a subclass of a matrix that
+    does more than multiply, such as a router.
     """
     called: set[str] = set()
+
+    def note(module: nn.Linear | Conv1D, inputs: tuple[Tensor, ...], out: object, name: str) -> None:
+        if type(module) in (nn.Linear, Conv1D) or _is_product(module, inputs, out):
+            called.add(name)
+
     hooks = [
-        module.register_forward_hook(lambda *_, name=name: called.add(name))
+        module.register_forward_hook(partial(note, name=name))
         for name, module in net.named_modules()
         if isinstance(module, (nn.Linear, Conv1D))
     ]
@@ -236,18 +251,33 @@ def noted(net: PreTrainedModel) -> Iterator[set[str]]:
             hook.remove()
 
 
-def matrices(net: PreTrainedModel, called: set[str]) -> list[str]:
-    """Return the matrices that peft can target: those that are called, without head, routers and experts.
+def _is_product(module: nn.Linear | Conv1D, inputs: tuple[Tensor, ...], out: object) -> bool:
+    """Tell whether what a matrix returned is the plain product. Falcon has a class of its own for it."""
+    if not (isinstance(module, nn.Linear) and isinstance(out, Tensor) and inputs):
+        return False
+    plain = F.linear(inputs[0], module.weight, module.bias)
+    return plain.shape == out.shape and torch.allclose(plain, out, rtol=1e-3, atol=1e-5)
 
-    The names are short ("q_proj") if the short names stand for the same matrices.
+
+def matrices(net: PreTrainedModel, called: set[str]) -> list[str]:
+    """Return the matrices that LoRA changes by default: those that are called, without head and experts.
+
+    The names are short ("q_proj") if the short names stand for these matrices and for nothing else.
     """
-    head, kinds = net.get_output_embeddings(), (nn.Linear, Conv1D)
-    every = {name: m for name, m in net.named_modules() if isinstance(m, kinds) and m is not head}
-    wanted = [n for n, m in every.items() if n in called and type(m) in kinds and ".experts." not in n]
+    head = net.get_output_embeddings()
+    avoided = set(UNTOUCHED.get(net.config.get_text_config().model_type, ()))
     if any(name.rpartition(".")[2] == "experts" for name, _ in net.named_modules()):
-        wanted = [name for name in wanted if name.rpartition(".")[2] not in AS_EXPERTS]
+        avoided |= AS_EXPERTS
+    wanted = [
+        name
+        for name, module in net.named_modules()
+        if name in called
+        and module is not head
+        and ".experts." not in name
+        and name.rpartition(".")[2] not in avoided
+    ]
     short = {name.rpartition(".")[2] for name in wanted}
-    matches = [name for name in every if name.rpartition(".")[2] in short]
+    matches = [name for name, _ in net.named_modules() if name.rpartition(".")[2] in short]
     return sorted(short if len(matches) == len(wanted) else wanted)
 
 
@@ -258,8 +288,12 @@ def _layers(net: PreTrainedModel) -> list[nn.Module]:
     return [module for module in net.modules() if isinstance(module, BaseTunerLayer)]
 
 
-AS_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that peft reads as tensors of experts in any model with experts, even if they belong to ordinary layers."""
+AS_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate"}
+"""Names that peft reads as tensors of experts or of their router in any model with experts, even if they belong to
+ordinary layers."""
+
+UNTOUCHED = dict.fromkeys(("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), ("out_proj",))
+"""Names that peft refuses in a model of this type, because the fused kernels of its layers read the weights by themselves."""
 
 _ROUTED: list[type[Linear]] = []
 

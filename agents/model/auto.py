@@ -29,7 +29,7 @@ from .adapters import PeftAdapters, matrices, noted, read_prefix
 from .anatomy import Given, beside_text, body_of, class_of
 from .attention import Packed, Segment
 from .decoder import Attention, OwnFiles, Route
-from .interface import Pass, Recomputed, recomputed, running
+from .interface import Pass, Recomputed, Widest, recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
 from .packing_trial import Ways, try_out
 from .shape import Dimensions
@@ -64,11 +64,15 @@ class AutoDecoder(OwnFiles):
         for module in net.modules():
             if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, Recomputed):
                 module.__class__ = recomputed(type(module))
-        self.ways = Ways()
+            if isinstance(module, nn.Embedding):
+                module.register_forward_hook(_widened)
+        self.ways, self.several = Ways(), False
         with noted(net) as called:
             self.ways = try_out(self)
         self.adapters.matrices = matrices(net, called)
         self.unpackable = self.ways.unpackable
+        self.several = len(set(self.ways.keys.values())) > 1
+        """Flag: layers have keys of several shapes."""
         config = net.config.get_text_config()
         if told := self.ways.told():
             say_once(f"{config.model_type}: {told}")
@@ -76,7 +80,7 @@ class AutoDecoder(OwnFiles):
             self.unfixed = (
                 "routes tokens to experts, in products whose sizes depend on all tokens beside them"
             )
-        heads, width = self.ways.keys.get(0, (1, 1))
+        heads, width = self.ways.largest
         names = "".join(f"{name}{tuple(p.shape)}" for name, p in net.named_parameters())
         self.shape = AutoShape(
             kind=config.model_type,
@@ -109,6 +113,8 @@ class AutoDecoder(OwnFiles):
     ) -> Tensor:
         """Compute the hidden states of a packed row with the layers of transformers."""
         attention = self.adapters.before(attention, position, route)
+        if self.several:
+            attention = Widest(attention, *self.ways.largest)
         hidden = self.states(
             Pass(attention, route, checkpointing, position),
             dtype,
@@ -193,17 +199,25 @@ class AutoDecoder(OwnFiles):
             ids = torch.cat((before, ids), 1) if isinstance(before, Tensor) else ids
             return self.states(Pass(None, route), None, input_ids=ids)[:, -1], {"ids": ids}
         body = getattr(self.net, self.body)
+        before = past and past["position_ids"]
+        begin = before[:, -1:] + 1 if isinstance(before, Tensor) else torch.zeros_like(ids[:, :1])
+        position = begin + torch.arange(ids.shape[1], device=ids.device)
+        inputs = {**(past or {}), "input_ids": ids, "position_ids": position}
+        if "position_ids" not in inspect.signature(body.forward).parameters:
+            del inputs["position_ids"]
         with running(Pass(None, route)):
-            out = body(input_ids=ids, **(past or {}), use_cache=True)
+            out = body(**inputs, use_cache=True)
         cache = {
             name: out[name]
             for name in ("past_key_values", "cache_params", "state")
             if out.get(name) is not None
         }
-        return out[0][:, -1], cache
+        # some models count from 0 in each call if they get no positions (Bamba)
+        return out[0][:, -1], {**cache, "position_ids": position}
 
     def _computed_in(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-        if dtype in (torch.bfloat16, torch.float16) and dtype != self.embed.dtype:
+        half = dtype in (torch.bfloat16, torch.float16)
+        if half and (self.fixed or dtype != self.embed.dtype):
             return torch.autocast(self.embed.device.type, dtype=dtype)
         return nullcontext()
 
@@ -253,8 +267,11 @@ class AutoDecoder(OwnFiles):
         self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
     ) -> list[nn.Parameter]:
         """Add an adapter, made by peft."""
-        compressed = getattr(self.hf_config, "kv_lora_rank", None)
-        if tokens and (why := self.unpackable or (compressed and "its keys and values are compressed")):
+        odd = {
+            "its keys and values are compressed": getattr(self.hf_config, "kv_lora_rank", None),
+            "its layers have keys of several shapes": self.several,
+        }
+        if tokens and (why := self.unpackable or next((name for name, true in odd.items() if true), "")):
             raise ValueError(f"no prefix can be learned for {self.shape.kind}: {why}")
         return self.adapters.add(self.net, name, rank, alpha, targets, tokens, self.shape)
 
@@ -295,8 +312,12 @@ class AutoDecoder(OwnFiles):
 
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> AutoDecoder:
-        """Return a copy without adapters. With `adapter`, that one is added into the matrices first."""
-        plain = copy.deepcopy(self)
+        """Return a copy without adapters. With `adapter`, that one is added into the matrices first.
+
+        A `fixed` model has half precision, and a sum with an adapter's small change needs more digits.
+        """
+        plain = self.copied(torch.float32) if self.fixed else copy.deepcopy(self)
+        plain.fixed = False
         plain.adapters.merge(plain.net, adapter)
         return plain
 
@@ -341,6 +362,11 @@ class AutoDecoder(OwnFiles):
         for parameter in self.parameters():
             parameter.data = parameter.data.to(where)
         return self
+
+
+def _widened(module: nn.Module, inputs: object, states: Tensor) -> Tensor:
+    """Return the embeddings in float32 under autocast. So all sums of layers have this precision if weights have half of it."""
+    return states.float() if torch.is_autocast_enabled(states.device.type) else states
 
 
 def context_of(config: PretrainedConfig) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import SupportsIndex
 
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from .attention import Weighing, attend
+from .attention import PLAIN, Weighing, attend
 from .decoder import Attention, Route
 
 NAME = "unitymas"
@@ -72,6 +72,12 @@ class Sees:
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.all = function is causal_mask_function
         self.function = function
+
+    def __getitem__(self, part: tuple[slice, ...]) -> Sees:
+        """Return the mask for a part of the queries. Only all queries are possible (Gemma 4 asks for them in this way)."""
+        if any(cut not in (slice(None), slice(0, None)) for cut in part):
+            raise Unpackable("its layers compute with their mask")
+        return self
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """Tell which keys each query may attend to. Both arguments are positions, and they broadcast."""
@@ -126,6 +132,25 @@ def _attention(
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out = attention(layer, q, k, v, how)[None]
     return out[..., : width - max(narrow, 0)].contiguous(), None
+
+
+class Widest:
+    """Attention for layers whose keys have several shapes: all keys and values get the shape of the largest.
+
+    Zeros change no score, and repeated key heads are the heads that the queries share in any case. So the result is the same.
+    """
+
+    def __init__(self, attention: Attention, heads: int, width: int) -> None:
+        self.attention, self.heads, self.width = attention, heads, width
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
+        """Attend from q [T, H, D] to k and v [T, K, D], where K and D depend on the layer."""
+        own = q.shape[2]
+        if own < self.width:
+            how = replace(how, scale=own**-0.5 if how.scale is None else how.scale)
+            q, k, v = (F.pad(x, (0, self.width - own)) for x in (q, k, v))
+        k, v = (x.repeat_interleave(self.heads // x.shape[1], 1) for x in (k, v))
+        return self.attention(layer, q, k, v, how)[..., :own]
 
 
 def _tempered(module: nn.Module, query: Tensor, position: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .attention import PLAIN, Packed, PackedAttention, Weighing, pack
 from .decoder import Attention, Route
-from .interface import NAME, WHOLE, Pass
+from .interface import NAME, WHOLE, Pass, Unpackable
 from .shape import UnsupportedArchitecture
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Ways:
     """Flag: the model's own cache gives right results."""
     keys: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of key heads and their width, by layer."""
+    largest: tuple[int, int] = (1, 1)
+    """Number of key heads, and their width, that all layers get in a packed row."""
     width: int = 0
     """Width of the states that the scores are computed from."""
 
@@ -96,7 +98,7 @@ def try_out(model: Trying) -> Ways:
             raise UnsupportedArchitecture(f"{kind}: its scores need more than the states of its last layer")
     ways.width = expected[0].shape[1]
     packed = pack(sequences, share=4)
-    ways.unpackable = _packs(model, packed, expected, ways.keys)
+    ways.unpackable = _packs(model, packed, expected, ways)
     if ways.unpackable:
         with own_attention(model.net, keep=True):
             ways.pads = _pads(model, packed, sequences)
@@ -105,15 +107,18 @@ def try_out(model: Trying) -> Ways:
 
 
 @torch.no_grad()
-def _packs(
-    model: Trying, packed: Packed, expected: Sequence[Tensor], keys: dict[int, tuple[int, int]]
-) -> str:
-    """Return the reason why a packed row gives wrong results, or "". Store the sizes of each layer's keys in `keys`."""
+def _packs(model: Trying, packed: Packed, expected: Sequence[Tensor], ways: Ways) -> str:
+    """Return the reason why a packed row gives wrong results, or "". Store the sizes of each layer's keys in `ways`."""
+    keys = ways.keys
 
     def noted(layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
+        if layer in keys:  # the engine stores one set of keys and values for each layer
+            raise Unpackable("a layer attends twice")
         keys[layer] = (k.shape[1], k.shape[2])
+        heads.add(q.shape[1])
         return attention(layer, q, k, v, how)
 
+    heads: set[int] = set()
     device = model.embed.device
     attention = PackedAttention(packed.segments, model.embed.dtype, device)
     try:
@@ -126,8 +131,12 @@ def _packs(
         return "its layers compute with their mask" if "'Sees'" in told else told
     if not alike([hidden[rows] for rows in packed.rows], expected):
         return "its layers mix tokens in other ways than by attention"
-    same = len(set(keys.values())) == 1 and sorted(keys) == list(range(len(keys)))
-    return "" if same else "its layers have keys of several shapes"
+    if not keys or sorted(keys) != list(range(len(keys))):
+        return "not all of its layers attend"
+    most, width = (max(sizes) for sizes in zip(*keys.values(), strict=True))
+    fits = all(most % own == 0 for own, _ in keys.values()) and all(count % most == 0 for count in heads)
+    ways.largest = most, width
+    return "" if fits else "its layers have keys of several shapes"
 
 
 def _refuse_unless_causal(model: Trying, begin: list[int], whole: Tensor) -> None:
@@ -148,8 +157,11 @@ def _pads(model: Trying, packed: Packed, sequences: Sequence[list[int]]) -> bool
         padded = model.padded(packed, WHOLE, None, None, most=3 * len(packed))
         both = [[padded[rows] for rows in packed.rows], [_alone(model, ids) for ids in sequences]]
         parameters = [p for p in model.net.parameters() if p.requires_grad]
+        # not the sum of squares: behind a norm without weights it is constant, and its gradients are rounding errors
+        weights = torch.linspace(-1, 1, both[0][0].shape[1], device=model.embed.device)
         gradients = [
-            torch.autograd.grad(torch.cat(way).square().sum(), parameters, allow_unused=True) for way in both
+            torch.autograd.grad((torch.cat(way) * weights).sum(), parameters, allow_unused=True)
+            for way in both
         ]
     pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None and b.any()]
     return alike(*both) and alike([a for a, _ in pairs], [b for _, b in pairs])

@@ -88,6 +88,39 @@ def test_log_probs_and_gradients_are_those_of_transformers(kind, monkeypatch):
                     assert (parameter.grad - gradients[name]).abs().max() <= 2e-5 * size + 2e-6, (name, how)
 
 
+@pytest.mark.parametrize("kind", ["gemma4_text", "gemma3n_text", "gpt_oss", "bamba", "diffllama"])
+def test_greedy_replies_are_those_of_generate(kind):
+    """With keys of several shapes, shared keys, sinks, and with the models' own caches."""
+    net = network(kind, spread=0.3)
+    decoder = AutoDecoder(copy.deepcopy(net))
+    make = WholeEngine if decoder.unpackable else TorchEngine
+    engine = make(decoder, slots=4, context=96, stop_ids=[])
+    prompts = [ids[:n] for ids, n in zip(ragged(), (28, 28, 30, 36), strict=False)]
+    requests = [engine.submit(ids, SamplingParams(max_tokens=12, temperature=0.0)) for ids in prompts]
+    while engine.busy:
+        engine.step()
+    how = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    for ids, request in zip(prompts, requests, strict=True):
+        expected = net.generate(torch.tensor([ids]), **how)[0, len(ids) :]
+        assert list(request.result.ids) == expected.tolist()
+
+
+def test_a_layer_that_attends_twice_is_not_packed():
+    """The engine would store the keys and values of its second attention alone."""
+    assert AutoDecoder(network("diffllama")).unpackable == "a layer attends twice"
+
+
+def test_positions_go_on_where_the_cache_ends():
+    """Bamba counts from 0 in each call that gets no positions. Its cache is right nevertheless."""
+    assert AutoDecoder(network("bamba")).ways.remembers
+
+
+@pytest.mark.parametrize("kind", ["bamba", "minimax"])
+def test_a_fresh_model_computes_padded_batches(kind):
+    """Behind a norm without weights the sum of squares is constant: its gradients tell nothing about padding."""
+    assert AutoDecoder(network(kind, spread=0.0)).ways.pads
+
+
 def test_a_model_that_sees_images_is_used_for_its_text(tmp_path):
     """Its eyes learn nothing, and stay in an export, which transformers loads as what it was."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
@@ -193,6 +226,31 @@ def test_an_adapter_may_be_called_as_a_part_of_the_model(name, tmp_path):
     )
     mine, _ = ours(decoder, ragged()[:2], 1.0, None, adapter=name)
     torch.testing.assert_close(mine.float(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "some", "none"),
+    [
+        ("falcon_h1", {"in_proj", "q_proj"}, {"out_proj"}),  # peft refuses `out_proj` in a Mamba layer
+        ("gemma3n_text", {"q_proj", "0"}, {"lm_head"}),  # "0" is also the name of a layer
+        ("falcon", {"query_key_value", "dense"}, {"lm_head"}),  # a class of its own for matrices
+        ("afmoe", {"q_proj"}, {"gate", "gate_proj"}),  # names that peft reads as those of experts
+    ],
+)
+def test_lora_has_matrices_by_default(kind, some, none):
+    """A step moves their adapter, and what is merged is what was learned."""
+    decoder = AutoDecoder(network(kind))
+    added = decoder.add_adapter("a", rank=2)
+    names = {n.rpartition(".")[2] for n, m in decoder.net.named_modules() if hasattr(m, "lora_A")}
+    assert some <= names and not none & names
+    with torch.no_grad():
+        for parameter in added:
+            parameter.normal_(std=0.3)
+    mine, _ = ours(decoder, ragged()[:3], 1.0, None, adapter="a")
+    mine.sum().backward()
+    assert all(parameter.grad.any() for parameter in added)
+    merged, _ = ours(decoder.merged("a"), ragged()[:3], 1.0, None)
+    torch.testing.assert_close(merged, mine, atol=1e-4, rtol=1e-4)
 
 
 def test_a_matrix_that_no_layer_calls_is_no_target():

@@ -256,6 +256,55 @@ def test_a_bfloat16_base_of_adapters_is_held_once_and_no_bit_changes(
     torch.testing.assert_close(mine[3:], theirs[3:], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "bamba"])
+def test_transformers_layers_hold_a_bfloat16_base_of_adapters_once_too(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies, losses and exports are those of a float32 base, up to rounding. The adapter learns in float32."""
+    path = folder(kind, tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    learning = replace(LEARNING, precision="bfloat16")
+    policies = {
+        "one": policy(adapter=Adapter(rank=2), reference=True, learning=learning),
+        "two": policy(adapter=Adapter(rank=3, targets=("q_proj", "v_proj")), learning=learning),
+        "judge": policy(adapter=Adapter(rank=2), critic=True, learning=learning),
+    }
+
+    async def run(where: Path) -> tuple[bool, list[float], list[str], dict[str, float]]:
+        group = ModelGroup(spec(path, policies, precision="bfloat16"))
+        models = group.hosted["one"].parameters.model, group.hosted["two"].engine.model  # type: ignore[union-attr]
+        alone = all(
+            a.dtype == torch.bfloat16 and a.data_ptr() == b.data_ptr()
+            for a, b in zip(*(model.learnable(None).values() for model in models), strict=True)
+        )
+        before = {name: t.clone() for name, t in models[0].learnable(None).items()}
+        ids = await play(group, "one")
+        values = await group.values("one", ids, Needs(values=True, reference=True), "judge")
+        assert len(values) == len(ids)
+        metrics = await group.update("one", make_algorithm("grpo", kl_loss=0.1), signals(ids), [ids])
+        judged = [Signal(id, 1.0, target=1.0) for id in ids]
+        assert (await group.update("judge", make_algorithm("ppo"), judged, [ids]))["grad_norm"] > 0
+        await group.publish()
+        assert all(p.dtype == torch.float32 for p in group.hosted["one"].parameters.named().values())
+        torch.testing.assert_close(dict(models[0].learnable(None)), before, rtol=0, atol=0)
+        reply = await greedy(group, "one")
+        await group.save(where / "saved")
+        again = ModelGroup(spec(path, policies, precision="bfloat16"))
+        await again.load(where / "saved")
+        assert await greedy(again, "one") == reply
+        await group.export("one", where / "out")
+        merged = load_file(where / "out" / "model.safetensors")
+        return alone, [merged[n].float().norm().item() for n in sorted(merged)], ids, metrics
+
+    alone, mine, _, figures = asyncio.run(run(tmp_path / "mine"))
+    monkeypatch.setattr("unitymas.trainers.group.hosting._halved", lambda spec: False)
+    apart, theirs, _, others = asyncio.run(run(tmp_path / "theirs"))
+    assert alone and not apart
+    assert figures["mismatch_kl"] <= 2 * others["mismatch_kl"] + 1e-5
+    assert figures["grad_norm"] == pytest.approx(others["grad_norm"], rel=0.1)
+    assert mine == pytest.approx(theirs, rel=2e-2)
+
+
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=2)], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
 def test_an_export_has_the_precision_that_the_model_came_in(
