@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,20 @@ import torch
 import unitymas
 from unitymas.agents import model_path
 from unitymas.agents.basics.failures import GroupLost
-from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.sampling import SamplingParams, _truncate
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.engines.vllm.vllm_engine import VLLMEngine
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.attention import pack
+from unitymas.agents.model.llama import Llama
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
-from unitymas.agents.model.weights import load_model, load_tokenizer, to_hf
+from unitymas.agents.model.shape import shape_of
+from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model, to_hf
 from unitymas.agents.policies import Call
 from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make_arena
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTIONS = [
@@ -149,6 +153,80 @@ def test_a_prompt_longer_than_the_context_overflows(engine, tokenizer):
 def test_truncated_samples_are_refused_for_training(engine, tokenizer):
     with pytest.raises(ValueError, match="untracked_truncation"):
         ask(engine, tokenizer, SamplingParams(top_p=0.9))
+
+
+@pytest.mark.parametrize(
+    ("settings", "choices"),
+    [({"top_k": 5}, None), ({"top_k": 50, "top_p": 0.8}, None), ({"temperature": 0.0}, None), ({"top_p": 0.6}, ("yes", "no", "Bruno"))],
+)  # fmt: skip
+def test_sampling_masks_are_asked_for_as_vllm_allows_and_are_the_support(
+    engine, model, tokenizer, monkeypatch, settings, choices
+):
+    """vLLM's own check of requests runs as with `return_sampling_mask`. The masks, which its GPU runner would report, are
+    computed here from the model, in vLLM's own type.
+    """
+    from vllm.outputs import SamplingMask
+
+    asked = engine._ask
+
+    async def with_mask(prompt, params, lora):
+        output = await asked(prompt, params, lora)
+        (completion,) = output.outputs
+        hidden = model.forward_packed(pack([prompt + list(completion.token_ids)], share=None))
+        scores = (hidden[len(prompt) - 1 : -1] @ model.head.T / params.temperature).detach()
+        allowed = params.allowed_token_ids and tuple(params.allowed_token_ids)
+        truncation = SamplingParams(top_p=params.top_p, top_k=params.top_k)
+        completion.sampling_mask = SamplingMask([list(_truncate(row, truncation, allowed)) for row in scores])
+        return output
+
+    monkeypatch.setattr(engine, "_ask", with_mask)
+    monkeypatch.setattr(engine, "masks", True)
+    monkeypatch.setattr(engine.llm.input_processor.model_config, "return_sampling_mask", True)
+    results = ask(engine, tokenizer, SamplingParams(max_tokens=6, seed=4, choices=choices, **settings))
+    assert all(token in kept for r in results for token, kept in zip(r.ids, r.support, strict=True))
+    agree(model, results)
+    if settings == {"temperature": 0.0}:
+        monkeypatch.undo()
+        greedy = ask(engine, tokenizer, SamplingParams(max_tokens=6, temperature=0))
+        assert [r.ids for r in results] == [r.ids for r in greedy]
+    elif choices is None:
+        with pytest.raises(ValueError, match="needs a top_k"):
+            ask(engine, tokenizer, SamplingParams(top_p=0.9))
+
+
+def test_a_reply_ends_at_the_engines_own_stop_tokens_alone(engine, tokenizer, monkeypatch):
+    """vLLM would also end it at the end tokens of the model's files."""
+    params = SamplingParams(temperature=0, max_tokens=12)
+    before = ask(engine, tokenizer, params)
+    files = engine.llm.input_processor.generation_config_fields
+    monkeypatch.setitem(files, "eos_token_id", before[0].ids[3])
+    assert [r.ids for r in ask(engine, tokenizer, params)] == [r.ids for r in before]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_paralel_size": 2}, r"engine_options.tensor_paralel_size: vLLM has no such option; did you mean 'tensor_parallel_size'"),
+        ({"gpu_memory_utilization": "lots"}, r"vLLM refuses to start: gpu_memory_utilization: .*number"),
+        ({"return_sampling_mask": True}, r"vLLM refuses to start: .*requires Model Runner V2"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_line(options, says):
+    with pytest.raises(ValueError, match=says) as error:
+        VLLMEngine(str(model_path("tiny")), context=64, dtype="float32", **options)
+    assert "\n" not in str(error.value)
+
+
+def test_options_are_known_without_importing_vllm():
+    from vllm import AsyncEngineArgs
+
+    from unitymas.agents.engines.vllm.vllm_setup import option_names
+
+    assert option_names() == {field.name for field in fields(AsyncEngineArgs)}
+    with pytest.raises(ConfigError, match=r"engine_options.enforce_eagr: .*did you mean 'enforce_eager'"):
+        resolve(
+            "mask-hotpotqa", preset_name="shared", groups={"*": {"engine": "vllm", "engine_options": {"enforce_eagr": True}}}
+        )  # fmt: skip
 
 
 def test_a_cancelled_request_leaves_the_engine_usable(engine, tokenizer):
@@ -282,6 +360,37 @@ def test_after_a_sync_replies_are_our_engines_with_the_new_weights(
             assert engine._wait(engine.llm.get_weight_version()) == str(version)
 
 
+def test_biases_and_a_head_of_its_own_are_synced_too(tokenizer, tmp_path):
+    """The family of Qwen: q, k and v have biases, and a large model's head is not its embeddings."""
+    from transformers import Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.2,
+    )  # fmt: skip
+    old, new = (from_config(config, seed) for seed in (1, 2))
+    with torch.no_grad():
+        biases = [
+            p.normal_() for m in (old, new) for name, p in m.named_parameters() if name.endswith("bias")
+        ]
+    assert len(biases) == 4  # of two models with two layers each
+    for parameter in new.add_adapter("solver", rank=4):
+        torch.nn.init.normal_(parameter, std=0.1)
+    params = SamplingParams(temperature=0, max_tokens=8)
+    made = VLLMEngine(
+        str(save_model(old, tmp_path, tokenizer)), context=128, dtype="float32", enforce_eager=True, max_num_seqs=4,
+        adapters={"solver": 4},
+    )  # fmt: skip
+    try:
+        agree(old, ask(made, tokenizer, params))
+        made.publish(new, 1, "solver")
+        made.publish(new, 1)  # vLLM drops its adapters then, and loads them again
+        agree(new, ask(made, tokenizer, params))
+        agree(new, ask(made, tokenizer, params, adapter="solver"), adapter="solver")
+    finally:
+        made.close()
+
+
 def test_a_sync_or_a_cache_reset_that_is_left_out_shows(engine, model, moved, tokenizer, monkeypatch):
     """What the checks above would see if weights did not travel, or if prefixes of the old weights were kept."""
     params = SamplingParams(temperature=0, max_tokens=8)
@@ -296,7 +405,7 @@ def test_a_sync_or_a_cache_reset_that_is_left_out_shows(engine, model, moved, to
     assert ask(engine, tokenizer, params, texts=long)[0].cached == 0
     assert ask(engine, tokenizer, params, texts=long)[0].cached > 0
 
-    async def kept():
+    async def kept(**_):
         return True
 
     with monkeypatch.context() as patch:
@@ -311,7 +420,7 @@ def test_a_sync_or_a_cache_reset_that_is_left_out_shows(engine, model, moved, to
 
 
 def test_a_cache_that_cannot_be_reset_is_an_error(engine, model, monkeypatch):
-    async def refused():
+    async def refused(**_):
         return False
 
     monkeypatch.setattr(engine.llm, "reset_prefix_cache", refused)
@@ -323,13 +432,13 @@ def test_a_cache_that_cannot_be_reset_is_an_error(engine, model, monkeypatch):
 
 def test_weights_that_do_not_come_are_an_error(engine, model, monkeypatch):
     """Half a model is never put in the place of a whole one in silence."""
-    from unitymas.agents.engines.vllm.weight_transfer import Client, sender
+    from unitymas.agents.engines.vllm.weight_transfer import Client, Sender
 
     whole = list(to_hf(model))
     monkeypatch.setattr("unitymas.agents.engines.vllm.weight_transfer.to_hf", lambda _: iter(whole[:-1]))
-    short = sender("shared", model, Client(engine.llm, engine._wait), torch.float32, 1)
+    short = Sender("shared", model, Client(engine.llm, engine._wait), torch.float32, 1)
     with pytest.raises(Exception, match="weights of vLLM's model did not come"):
-        short.send_weights()
+        short.send(model, 52)
     monkeypatch.undo()
     engine._sender = None
     engine.publish(model, 52)
@@ -340,6 +449,31 @@ def test_weights_that_do_not_come_are_an_error(engine, model, monkeypatch):
         )
         < 1e-3
     )
+
+
+def test_weights_for_gpus_go_out_as_vllms_senders_read_them(model):
+    """A buffer holds the largest tensor whole, and tensors are on the device that sends, wherever the model is."""
+    from transformers import Qwen2Config
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+    from unitymas.agents.engines.vllm.weight_transfer import PolicySource, trainer_info
+
+    there = torch.device("meta")
+    source = PolicySource(model, torch.bfloat16, there)  # of the CPU's memory, as ranks hand over
+    checked = list(NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata()))
+    assert len(checked) > 9 and all(tensor.device == there for _, tensor in checked)
+    assert trainer_info("nccl", source, workers=8).world_size == 9
+
+    sizes = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 1}
+    with there:  # Qwen2.5-7B's embeddings, without memory
+        large = Llama(
+            shape_of(config := Qwen2Config(num_attention_heads=28, num_key_value_heads=4, **sizes)), config
+        )
+    largest = 152064 * 3584 * 2
+    assert largest > 2**30
+    info = trainer_info("ipc", PolicySource(large, torch.bfloat16, there), workers=1)
+    assert info.packed and info.packed_buffer_size_bytes >= largest
+    assert trainer_info("ipc", source, workers=1).packed_buffer_size_bytes == 2**30
 
 
 def test_who_comes_while_it_sleeps_is_answered_when_it_wakes(engine, model, moved, tokenizer):
@@ -430,7 +564,8 @@ def test_an_engine_process_that_dies_is_a_lost_group(moment, model, tokenizer, m
     assert before or not sockets.exists()  # other engines of this module may still use it
 
 
-def test_an_engine_process_that_is_killed_while_it_starts_is_started_again(tokenizer, capfd):
+def test_an_engine_process_that_is_killed_while_it_starts_is_started_again(tokenizer, capfd, monkeypatch):
+    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
     before, killed = engine_processes(), []
 
     def kill():
@@ -442,24 +577,49 @@ def test_an_engine_process_that_is_killed_while_it_starts_is_started_again(token
 
     threading.Thread(target=kill, daemon=True).start()
     made = VLLMEngine(
-        str(model_path("tiny")), context=256, dtype="float32", enforce_eager=True, max_num_seqs=4
-    )
+        str(model_path("tiny")), context=256, dtype="float32", enforce_eager=True, max_num_seqs=4, transfer="ipc"
+    )  # fmt: skip
     try:
         asked = made.agenerate(tokenizer.encode("Where was Bruno Eaton born?"), SamplingParams(max_tokens=2))
         assert len(asyncio.run(asked).ids) == 2 and killed
         assert "it is tried once more" in capfd.readouterr().err
+        handles_reach_the_worker(made)
     finally:
         made.close()
+
+
+def handles_reach_the_worker(engine):
+    """Handles as torch writes them for a GPU's memory. The worker reads them, and then finds no GPU."""
+    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
+
+    from unitymas.agents.engines.vllm.weight_transfer import Client
+
+    storage = (torch.UntypedStorage, torch.uint8, 0, b"handle", 16, 0, b"counter", 0, b"event", False)
+    handle = {"GPU-0": (torch.Tensor, torch.Size([16]), (1,), 0, *storage)}
+    info = IPCWeightTransferUpdateInfo(["a"], ["float32"], [[4]], ipc_handles=handle, tensor_sizes=[16])
+    client = Client(engine.llm, engine._wait)
+    client.init_weight_transfer_engine({"packed": True})
+    client.start_weight_update()
+    with pytest.raises(Exception, match="not compiled with CUDA"):
+        client.update_weights(asdict(info))
 
 
 def engine_processes():
     """Children of this process that compute for vLLM."""
     return {
         int(child)
-        for tasks in Path("/proc/self/task").iterdir()
-        for child in (tasks / "children").read_text().split()
-        if b"EngineCore" in Path(f"/proc/{child}/cmdline").read_bytes()
+        for task in Path("/proc/self/task").iterdir()
+        for child in content(task / "children").split()
+        if b"EngineCore" in content(Path(f"/proc/{int(child)}/cmdline"))
     }
+
+
+def content(file):
+    """What a file of /proc holds: nothing if its thread or process has just ended."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.mark.parametrize(("preset", "runtime"), [("shared", "local"), ("lora", "ray")])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...agents.basics.json_types import JsonObject
+from ...agents.engines.vllm.gpu_places import gpus_of
 from .choices import Amount, Count, Positive, Range, Settings, Share, Whole, check_ranges
 
 if TYPE_CHECKING:
@@ -231,6 +233,19 @@ def sharded(spec: GroupSpec) -> bool:
     """Tell whether learners are in rank processes of their own."""
     learning = [policy.learning for policy in spec.policies.values() if policy.learning is not None]
     return bool(learning) and (spec.ranks > 1 or any(own.offload for own in learning))
+
+
+def engine_gpus(engine: str, options: Mapping[str, object]) -> int:
+    """Return the number of GPUs that one engine takes."""
+    return gpus_of(options) if engine == "vllm" else 1
+
+
+def own_gpus(device: str, engine: str, options: Mapping[str, object]) -> int:
+    """Return the number of GPUs that a group's own process needs for its learners and its first engine."""
+    if not device.startswith("cuda"):
+        return 0
+    last = int(device.partition(":")[2] or 0)  # vLLM takes the first ones that the process sees
+    return max(gpus_of(options), last + 1) if engine == "vllm" else 1
 
 
 def faster_precision(size: int = 512) -> Literal["float32", "bfloat16"]:

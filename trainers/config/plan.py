@@ -25,7 +25,7 @@ from ...envs.registry import make_arena, make_rule, spec
 from ..algorithms import Algorithm, make_algorithm
 from ..controller.statistics.credit import Transform, apply_credit, credit_from_config
 from ..controller.statistics.table import Decision, Table
-from .group_settings import GroupSpec, PolicySpec
+from .group_settings import GroupSpec, PolicySpec, own_gpus
 from .schema import ConfigError, RunConfig
 
 
@@ -281,7 +281,7 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
     pools: dict[str, str] = {}  # pool -> its device
     for name, group in groups.items():
         if group.device != "auto":
-            device, gpus = group.device, float(group.device.startswith("cuda"))
+            device, gpus = group.device, float(own_gpus(group.device, group.engine, group.engine_options))
         elif name not in free or not there:
             device, gpus = "cpu", 0.0
         elif planned.config.runtime == "ray":  # an actor sees only its own GPUs

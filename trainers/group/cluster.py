@@ -6,12 +6,13 @@ import asyncio
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.group_settings import GroupSpec, sharded
+from ..config.group_settings import GroupSpec, engine_gpus, sharded
 from ..config.schema import ConfigError, RayConfig
 
 CALLS_AT_ONCE = 10_000
@@ -111,7 +112,11 @@ def check_room(specs: Mapping[str, GroupSpec], strategy: str = "") -> None:
         for node in ray.nodes()
         if node["Alive"]
     }
-    parts = [part for spec in specs.values() for part in (_own(spec), *[(0.0, 1.0)] * beside(spec))]
+    parts = [
+        part
+        for spec in specs.values()
+        for part in (_own(spec), *((0.0, float(gpus)) for gpus in beside(spec)))
+    ]
     for kind, name in enumerate(("CPU", "GPU")):
         needed, total = sum(part[kind] for part in parts), sum(room[kind] for room in rooms.values())
         if needed > total:
@@ -157,16 +162,18 @@ def asked(specs: Mapping[str, GroupSpec]) -> str:
     """Describe what each group asks for: `a 2 CPUs; b 1 CPUs, 1 GPUs and 4 more of 1 GPU each`."""
     words = []
     for name, spec in specs.items():
-        more = f" and {beside(spec)} more of 1 GPU each" if beside(spec) else ""
+        sizes = sorted(Counter(beside(spec)).items())
+        more = "".join(f" and {many} more of {size} GPU{'s' * (size > 1)} each" for size, many in sizes)
         words.append(f"{name} {spec.cpus:g} CPUs, {spec.gpus:g} GPUs{more}")
     return "; ".join(words)
 
 
-def beside(spec: GroupSpec) -> int:
-    """Return how many GPUs a group's ranks and further replicas reserve, in addition to its own actor."""
+def beside(spec: GroupSpec) -> list[int]:
+    """Return the GPUs that each rank and each further replica of a group reserves, in addition to those of its own actor."""
     if not spec.device.startswith("cuda"):
-        return 0
-    return spec.replicas - 1 + (spec.ranks if sharded(spec) else 0)
+        return []
+    ranks = [1] * spec.ranks if sharded(spec) else []
+    return ranks + [engine_gpus(spec.engine, spec.engine_options)] * (spec.replicas - 1)
 
 
 def nodes() -> str:

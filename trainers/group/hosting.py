@@ -272,8 +272,10 @@ def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
     shared = 0.0  # the engine's copy of a base that only adapters learn on
     if engines and not full and not half and spec.engine == "torch":
         shared = replicas / (2 if spec.precision == "bfloat16" else 1)
+    # transformers' layers are read in float32, in the memory of the processor
+    base = 0.5 if half and (device.type != "cpu" or is_ours(path)) else 1
     copies = (
-        (0.5 if half else 1)
+        base
         + shared
         + sum(
             (1 if ranks else _bytes(p.learning) / 4) + replicas * (not p.critic) + p.reference for p in full
@@ -291,7 +293,8 @@ def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
 def _halved(spec: GroupSpec) -> bool:
     """Tell whether a base is held once, in bfloat16, by learners and engine alike.
 
-    This changes no bit: its files hold bfloat16, it computes in nothing else, and only adapters learn on it.
+    This changes no bit: its files hold bfloat16, it computes in nothing else, and only adapters learn on it. With the layers of
+    transformers, new adapters begin with rounded weights, and what a layer adds up in the type of its weights is rounded.
     """
     policies = spec.policies.values()
     return (
@@ -299,14 +302,13 @@ def _halved(spec: GroupSpec) -> bool:
         and all(policy.learning is None or policy.learning.precision == "bfloat16" for policy in policies)
         and (spec.engine, spec.precision, spec.replicas, spec.pool) == ("torch", "bfloat16", 1, "")
         and not sharded(spec)
-        and not any(a.targets or a.tokens for policy in policies if (a := policy.adapter))
-        and _is_ours_in_bfloat16(model_path(spec.model))
+        and _is_in_bfloat16(model_path(spec.model))
     )
 
 
-def _is_ours_in_bfloat16(path: Path) -> bool:
+def _is_in_bfloat16(path: Path) -> bool:
     try:
-        return path.is_dir() and precisions(path) == {"BF16"} and is_ours(path)
+        return path.is_dir() and precisions(path) == {"BF16"}
     except Exception:  # what is wrong with the files is told where they are loaded
         return False
 

@@ -15,9 +15,9 @@ that will be published. A request names its adapter:
     engine.publish(model, version=1, adapter="solver")
     generation = await engine.agenerate(prompt_ids, params, adapter="planner")
 
-Which tokens top-k and top-p kept, training must know. vLLM tells it where `return_sampling_mask=True` is among the options
-(its newer model runner, on GPUs). Without it, truncated sampling is refused here unless `untracked_truncation=True`
-(for evaluation).
+Which tokens top-k and top-p kept, training must know. vLLM reports it with the option `return_sampling_mask=True` (its newer
+model runner, on GPUs). Then every request needs a top-k, and a greedy reply is the draw with `top_k=1`: its log-probs are 0.
+Without that option truncated sampling is refused here unless `untracked_truncation=True` (for evaluation).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, TypeVar
 
 from ...basics.failures import GroupLost
-from ...basics.hints import nearest
+from ...basics.hints import nearest, say_once
 from ...basics.threads import contained_async
 from ...model.decoder import Decoder
 from ...model.llama import Llama
@@ -43,16 +43,18 @@ from ...model.weights import load_tokenizer, save_adapter, save_model
 from ...text.tokenizing import Tokenizer
 from ..engine import Ability
 from ..generation import Generation, Versioned
-from ..sampling import SamplingParams, Tries, truncates, uniform
+from ..sampling import SamplingParams, Tries, uniform
 from ..stopping import Stopper, closing_ids
+from .vllm_sampling import reported_tokens, to_vllm
 from .vllm_setup import Transfer, check_version, engine_arguments, lora_options, own_sockets, started
 
 if TYPE_CHECKING:
-    from vllm import CompletionOutput, RequestOutput
+    from vllm import RequestOutput
     from vllm import SamplingParams as VLLMSampling
-    from vllm.distributed.weight_transfer import TrainerWeightTransferEngine
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from .weight_transfer import Sender
 
 T = TypeVar("T")
 
@@ -95,7 +97,7 @@ class VLLMEngine(Versioned):
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
 
         async def begin() -> AsyncLLM:
-            return started(arguments)
+            return started(arguments, transfer)
 
         self.llm: AsyncLLM = self._there(begin()).result()
         # number of running requests by adapter (vLLM's number, 0 without), whether weights wait for their end, and
@@ -111,7 +113,7 @@ class VLLMEngine(Versioned):
         self.masks = bool(options.get("return_sampling_mask"))
         if self.masks:
             self.cannot = {key: why for key, why in self.cannot.items() if key != "tracked truncation"}
-        self._sender: TrainerWeightTransferEngine | None = None  # the trainer's side of the transfer
+        self._sender: Sender | None = None  # the trainer's side of the transfer
         self.sleeps, self._asleep = bool(options.get("enable_sleep_mode")), False
         super().__init__()
         self.counts: Counter[str] = Counter()
@@ -201,20 +203,9 @@ class VLLMEngine(Versioned):
             if completion.finish_reason in ("stop", "length")
             else "cancelled",
             text=text,
-            support=self._support(completion, params),
+            support=reported_tokens(completion) if self.masks else None,
             cached=output.num_cached_tokens or 0,
         )
-
-    def _support(
-        self, completion: CompletionOutput, params: SamplingParams
-    ) -> list[tuple[int, ...] | None] | None:
-        """Return the tokens that top-k and top-p allowed for each token of a reply, if vLLM reported them."""
-        if not self.masks or not params.temperature or not truncates(params):
-            return None
-        told = completion.sampling_mask
-        if told is None or len(told.token_ids) != len(completion.token_ids):
-            raise RuntimeError("vLLM told no sampling mask for a reply, though return_sampling_mask is set")
-        return [tuple(ids) for ids in told.token_ids]
 
     async def _choose(
         self, prompt: list[int], params: SamplingParams, lora: LoRARequest | None
@@ -234,17 +225,22 @@ class VLLMEngine(Versioned):
                 break
             allowed = tuple(node.children)
             token, logprob = allowed[0], 0.0
+            kept: tuple[int, ...] | None = allowed
             if len(allowed) > 1:
                 seed = int(uniform([params.seed], [len(ids)])[0] * 2**23)
-                one = self._params([*prompt, *ids], replace(params, seed=seed, max_tokens=1, stop=()))
+                few = params.top_k or len(allowed) * self.masks
+                one = self._params(
+                    [*prompt, *ids], replace(params, seed=seed, max_tokens=1, stop=(), top_k=few)
+                )
                 one.allowed_token_ids = list(allowed)
                 output = await self._ask([*prompt, *ids], one, lora)
                 cached = cached or output.num_cached_tokens or 0
                 (token,) = output.outputs[0].token_ids
                 logprob = output.outputs[0].logprobs[0][token].logprob
+                (kept,) = reported_tokens(output.outputs[0]) if self.masks else (allowed,)
             ids.append(token)
             logprobs.append(logprob)
-            support.append(allowed)
+            support.append(kept)
             node = node.children[token]
         text = node.choice or self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return Generation(list(prompt), ids, logprobs, reason, text, support, cached=cached)
@@ -260,29 +256,8 @@ class VLLMEngine(Versioned):
             raise
 
     def _params(self, prompt: list[int], params: SamplingParams) -> VLLMSampling:
-        from vllm import SamplingParams as Theirs
-        from vllm.sampling_params import RequestOutputKind
-
-        if truncates(params) and params.temperature and not (self.masks or self.untracked_truncation):
-            raise ValueError(
-                "vLLM does not tell which tokens top_k and top_p left, so such samples cannot be trained on; "
-                "sample with top_p=1 and top_k=0, set return_sampling_mask=True (on a GPU), or pass "
-                "untracked_truncation=True for evaluation"
-            )
-        return Theirs(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k or -1,
-            max_tokens=min(params.max_tokens, self.context - len(prompt)),
-            stop=list(params.stop) or None,
-            include_stop_str_in_output=True,
-            stop_token_ids=sorted(self.stop_ids),
-            seed=params.seed,
-            logprobs=0,  # of the sampled token alone
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        room = self.context - len(prompt)
+        return to_vllm(params, room, self.stop_ids, masks=self.masks, untracked=self.untracked_truncation)
 
     def _request(self, adapter: str | None) -> LoRARequest | None:
         """Name of an adapter's present version for vLLM."""
@@ -335,19 +310,20 @@ class VLLMEngine(Versioned):
     def _send(self, model: Decoder, version: int) -> None:
         """Send a model's weights to the workers."""
         if self.transfer == "files" or not isinstance(model, Llama):
+            if self.transfer in ("ipc", "nccl"):
+                say_once(f"transfer={self.transfer} is for our own decoder; this model is published as files")
             with TemporaryDirectory(prefix="unitymas-weights-") as folder:
-                save_model(model, folder)
+                save_model(model, folder, dtype=self.llm.model_config.dtype)
                 self._wait(self.llm.collective_rpc("load_from", args=(folder,)))
             return
         if self._sender is None:
-            from .weight_transfer import Client, sender
+            from .weight_transfer import Client, Sender
 
             config = self.llm.vllm_config
-            workers = config.parallel_config.world_size
+            workers = config.parallel_config.world_size_across_dp
             client = Client(self.llm, self._wait)
-            self._sender = sender(self.transfer, model, client, config.model_config.dtype, workers)
-        self._sender.source.model, self._sender.client.version = model, str(version)
-        self._sender.send_weights()
+            self._sender = Sender(self.transfer, model, client, config.model_config.dtype, workers)
+        self._sender.send(model, version)
 
     async def _hush(self) -> None:
         """Let running requests finish, and new ones wait."""
@@ -361,7 +337,7 @@ class VLLMEngine(Versioned):
         if self._asleep:
             await self.llm.wake_up()
             self._asleep = False
-        if not await self.llm.reset_prefix_cache():
+        if not await self.llm.reset_prefix_cache(reset_connector=True):  # offloaded prefixes, too
             raise RuntimeError("vLLM kept prefixes of the old weights: its cache could not be reset")
         self._took_over(version)
 

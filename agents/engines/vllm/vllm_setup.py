@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import json
@@ -10,8 +11,10 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, get_args
@@ -70,12 +73,14 @@ def check_version(present: str | None = None) -> None:
 
 
 def check_group_options(options: Mapping[str, object]) -> None:
-    """Refuse `groups.*.engine_options` that another key of the config says already."""
+    """Refuse `groups.*.engine_options` that another key of the config says already, or that the vLLM of this machine has not."""
     for name in options:
         if name in GROUPS_OWN:
             raise ValueError(
                 f"engine_options.{name} follows from {GROUPS_OWN[name]}; leave it out, and set that"
             )
+    if known := option_names():
+        check_names(options, known | {"transfer", "stop_ids"})
 
 
 def base_options(transfer: str, options: Mapping[str, object]) -> dict[str, object]:
@@ -159,23 +164,65 @@ def engine_arguments(transfer: Transfer, options: Mapping[str, object]) -> Async
         own["weight_transfer_config"] = WeightTransferConfig(
             backend=SHARED if transfer == "shared" else transfer
         )
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    check_names(options, {field.name for field in dataclasses.fields(AsyncEngineArgs)})
+    with said_shortly():
+        return AsyncEngineArgs(**{**own, **options})
+
+
+def check_names(options: Mapping[str, object], known: Collection[str]) -> None:
+    """Refuse an option that vLLM does not have."""
     for name in options:
         if name not in known:
             hint = nearest(name, known, instead="take one of its engine arguments")
             raise ValueError(f"engine_options.{name}: vLLM has no such option; {hint}")
-    return AsyncEngineArgs(**{**own, **options})
 
 
-def started(arguments: AsyncEngineArgs) -> AsyncLLM:
+def option_names() -> set[str]:
+    """Read the names of vLLM's engine arguments from its source, because importing it takes seconds."""
+    package = find_spec("vllm")
+    folders = package.submodule_search_locations if package is not None else None
+    file = Path((folders or [""])[0], "engine", "arg_utils.py")
+    if not file.is_file():
+        return set()
+    classes = (node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
+    return {
+        line.target.id
+        for owner in classes
+        if owner.name in ("EngineArgs", "AsyncEngineArgs")
+        for line in owner.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+
+
+@contextmanager
+def said_shortly() -> Iterator[None]:
+    """Say in one line why vLLM refuses to start, such as the value of an option."""
+    try:
+        yield
+    except ValueError as error:
+        parts = [str(error)]
+        if hasattr(error, "errors"):  # pydantic's: several lines, with addresses of its documentation
+            parts = [": ".join([*map(str, part["loc"]), part["msg"]]) for part in error.errors()]
+        words = " ".join("; ".join(parts).split())
+        raise ValueError(f"vLLM refuses to start: {words}") from error
+
+
+def started(arguments: AsyncEngineArgs, transfer: Transfer) -> AsyncLLM:
     """Start vLLM's processes. If one of them ends meanwhile, start them once more.
 
     vLLM raises the same error for a process that was killed and for one that cannot start. The second try tells them apart.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    try:
-        return AsyncLLM.from_engine_args(arguments)
-    except RuntimeError as error:
-        print(f"unitymas: vLLM did not start ({error}); it is tried once more", file=sys.stderr, flush=True)
-        return AsyncLLM.from_engine_args(arguments)
+    if (
+        transfer == "ipc"
+    ):  # its handles of GPU memory are pickled. Only this user's processes reach the sockets
+        os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    with said_shortly():
+        try:
+            return AsyncLLM.from_engine_args(arguments)
+        except RuntimeError as error:
+            print(
+                f"unitymas: vLLM did not start ({error}); it is tried once more", file=sys.stderr, flush=True
+            )
+            return AsyncLLM.from_engine_args(arguments)

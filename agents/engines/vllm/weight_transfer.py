@@ -13,11 +13,14 @@ This module is imported in the learner's process and, as the workers' extension,
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import socket
 import tempfile
+from base64 import b64encode
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,6 +45,7 @@ from vllm.distributed.weight_transfer.base import (
 from ...basics.json_types import JsonObject
 from ...model.llama import Llama
 from ...model.weights import to_hf
+from .gpu_places import check_sender
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.interfaces_base import VllmModelForTextGeneration
@@ -53,18 +57,18 @@ ALIGNED = 64  # bytes; a tensor begins where any type may
 
 
 class PolicySource(WeightSource):  # type: ignore[misc]
-    """Weights of a policy under their Hugging Face names, in the engine's precision."""
+    """Weights of a policy under their Hugging Face names, in the engine's precision, on the device that sends them."""
 
-    def __init__(self, model: Llama, dtype: torch.dtype) -> None:
-        self.model, self.dtype = model, dtype
+    def __init__(self, model: Llama, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        self.model, self.dtype, self.device = model, dtype, device
 
     def metadata(self) -> list[ParamMeta]:
         """List names, types and shapes of what iteration yields."""
         return [ParamMeta(name, self.dtype, tuple(tensor.shape)) for name, tensor in to_hf(self.model)]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in to_hf(self.model):
-            yield name, tensor.detach().to(self.dtype)
+        for name, tensor in to_hf(self.model):  # ranks hand over what they gathered in the CPU's memory
+            yield name, tensor.detach().to(self.device, self.dtype)
 
     def write(self, views: Sequence[Tensor]) -> None:
         """Copy all weights into tensors of other memory, casting on the way."""
@@ -87,8 +91,12 @@ class Client:
         """Let the workers make ready."""
         self.wait(self.llm.start_weight_update())
 
-    def update_weights(self, update_info: object) -> None:
-        """Let the workers load what has come."""
+    def update_weights(self, update_info: dict[str, object]) -> None:
+        """Let the workers load what has come. Handles of GPU memory travel as vLLM's client for HTTP sends them: the
+        messages between vLLM's processes take no other objects than plain ones.
+        """
+        if (handles := update_info.pop("ipc_handles", None)) is not None:
+            update_info["ipc_handles_pickled"] = b64encode(pickle.dumps(handles)).decode()
         self.wait(self.llm.update_weights(WeightTransferUpdateRequest(update_info)))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -96,26 +104,64 @@ class Client:
         self.wait(self.llm.finish_weight_update(weight_version or self.version))
 
 
-def sender(
-    kind: str, model: Llama, client: Client, dtype: torch.dtype, workers: int
-) -> TrainerWeightTransferEngine:
-    """Make the trainer's side of a kind of transfer, and shake hands with the workers."""
-    source = PolicySource(model, dtype)
-    info: TrainerInitInfo
+class Sender:
+    """Trainer's side of a kind of transfer, on the device that sends."""
+
+    def __init__(self, kind: str, model: Llama, client: Client, dtype: torch.dtype, workers: int) -> None:
+        """Shake hands with the workers."""
+        self.device = None if kind == "shared" else sending_device(kind, model, workers)
+        self.client, self.source = client, PolicySource(model, dtype, self.device)
+        with self._there():
+            self.engine = WeightTransferTrainerFactory.trainer_init(
+                trainer_info(kind, self.source, workers), client=client, source=self.source
+            )
+
+    def send(self, model: Llama, version: int) -> None:
+        """Give the workers a model's weights, and vLLM their version."""
+        self.source.model, self.client.version = model, str(version)
+        with self._there():
+            if self.device is not None:
+                # an update may still be computed, and vLLM reads the weights in streams of its own
+                torch.cuda.synchronize()
+            self.engine.send_weights()
+
+    def _there(self) -> AbstractContextManager[object]:
+        """Make the device the thread's current one: vLLM's senders know no other."""
+        return nullcontext() if self.device is None else torch.cuda.device(self.device)
+
+
+def sending_device(kind: str, model: Llama, workers: int) -> torch.device:
+    """Return the GPU that sends: the learner's, or for weights in the CPU's memory one that fits the kind of transfer."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        device = torch.device("cuda", 0 if kind == "ipc" else workers)
+        if not (device.index or 0) < torch.cuda.device_count():
+            raise ValueError(
+                f"transfer={kind} sends from {device}, because vLLM has the {workers} GPUs before it, and torch sees "
+                f"{torch.cuda.device_count()}: give this process one more GPU (groups.*.gpus), or set transfer=shared"
+            )
+    check_sender(kind, device.index or 0, workers)
+    return device
+
+
+def trainer_info(kind: str, source: PolicySource, workers: int) -> TrainerInitInfo:
+    """Return vLLM's settings of the trainer's side."""
     if kind == "shared":
-        info = SharedTrainerInit(rank=0)
-    elif kind == "ipc":
+        return SharedTrainerInit(rank=0)
+    if kind == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+        from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
-        info = IPCTrainerInitInfo(rank=0, packed=True)
-    else:
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+        # a tensor must fit whole: the embeddings of a 7B Qwen are larger than vLLM's 1 GiB
+        largest = max(math.prod(meta.shape) * meta.dtype.itemsize for meta in source.metadata())
+        size = max(largest, DEFAULT_PACKED_BUFFER_SIZE_BYTES)
+        return IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=size)
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        info = NCCLTrainerInitInfo("127.0.0.1", port, workers + 1, rank=0)
-    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return NCCLTrainerInitInfo("127.0.0.1", port, workers + 1, rank=0)
 
 
 # shared memory -------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ....agents.engines.engine import ENGINES, Ability, EngineOrder
 from ....agents.engines.generation import Generation, Versioned
 from ....agents.engines.sampling import SamplingParams
 from ....agents.model.decoder import Decoder
-from ...config.group_settings import GroupSpec
+from ...config.group_settings import GroupSpec, engine_gpus
 from ..actor import ActorLink, GroupActor, check_versions
 from ..cluster import CALLS_AT_ONCE
 
@@ -225,19 +225,24 @@ def _begun(actors: list[ActorHandle]) -> list[dict[str, str]]:
 
 
 def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
-    """Start all replicas except the first, at the same time. Each has one GPU if the group is on GPUs."""
+    """Start all replicas except the first, at the same time. Each has the GPUs of its engine if the group is on GPUs."""
     import ray
 
-    device = "cuda" if spec.device.startswith("cuda") else "cpu"
+    gpus = engine_gpus(spec.engine, spec.engine_options) if spec.device.startswith("cuda") else 0
+    device = "cuda" if gpus and spec.engine != "vllm" else "cpu"  # vLLM fills a GPU with its own copy
     threads = spec.threads or 1
     made = ray.remote(ReplicaActor).options(
-        num_gpus=float(device == "cuda"),
+        num_gpus=float(gpus),
         num_cpus=0,
         max_concurrency=CALLS_AT_ONCE,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
     )
     # if it is a learner's model, it stays on its device
-    model = order.model if device == "cpu" else copy.deepcopy(order.model).to("cpu")
+    model = (
+        order.model
+        if next(order.model.parameters()).device.type == "cpu"
+        else copy.deepcopy(order.model).to("cpu")
+    )
     shared = ray.put(replace(order, model=model))
     actors = [made.remote(EngineHost, spec.engine, shared, device, threads) for _ in range(1, spec.replicas)]
     try:
