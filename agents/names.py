@@ -35,6 +35,8 @@ FORMS = ("hf:ORG/NAME", "PATH", "FILE.gguf", "run:DIR", "vllm:MODEL", "openai:MO
 ModelKind = Literal["tiny", "package", "hub", "path", "run", "vllm", "openai"]
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 
+_ENDPOINT = re.compile(r"(?P<model>.*?)(?:@(?P<url>https?://.*))?", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
@@ -44,6 +46,14 @@ class ModelName:
     rest: str
     """Part of the name after its kind: ORG/NAME, a path, MODEL@URL …"""
     revision: str = ""
+
+
+def endpoint_of(name: str) -> tuple[str, str]:
+    """Return model and URL of `openai:MODEL@URL`. The URL may be left out, and a model may have an @ of its own
+    (`@cf/meta/llama`).
+    """
+    match = _ENDPOINT.fullmatch(name.removeprefix("openai:"))
+    return (match["model"], match["url"] or "") if match else ("", "")
 
 
 def read_name(name: str) -> ModelName | None:
@@ -103,9 +113,12 @@ def unverified(model: str, elsewhere: bool = False) -> str:
     """Return why it is unknown whether a model exists, or an empty text if it exists. A missing model is an error.
 
     Nothing is loaded or downloaded. If a hub model is not in the cache, the hub is asked. With `elsewhere`, a path may be
-    on another machine.
+    on another machine. An endpoint is asked only when it plays.
     """
-    name = model_name(model)
+    known = read_name(model)
+    if known is not None and known.kind == "openai":
+        return ""
+    name = model_name(known.rest if known is not None and known.kind == "vllm" else model)
     if name.kind == "hub":
         return hub.unverified(name.rest, name.revision)
     if name.kind not in ("path", "run") or Path(name.rest).expanduser().exists():

@@ -21,7 +21,7 @@ from .basics.named_parts import Registry, is_place
 from .basics.threads import ordinary, tell
 from .fetch.packaged import PACKAGES
 from .model_settings import ModelSettings
-from .names import FORMS, common_prompts, prompts_of, read_name
+from .names import FORMS, common_prompts, endpoint_of, prompts_of, read_name
 from .policies import (
     Answer,
     Call,
@@ -85,10 +85,10 @@ class Team:
                     f"{key} was given, but nobody in {self!r} takes it: it is a setting of models by name"
                 )
 
-        models = [one.partition("@")[0] for one in names if one.startswith("openai:")]
+        models = [endpoint_of(one)[0] for one in names if one.startswith("openai:")]
         for model in self.settings.price or {}:
-            if model != "*" and f"openai:{model}" not in models:
-                hint = nearest(model, [one.removeprefix("openai:") for one in models], "it has")
+            if model != "*" and model not in models:
+                hint = nearest(model, models, "it has")
                 raise TeamError(f"price of {model!r}: no endpoint of the team has this model; {hint}")
 
     @classmethod

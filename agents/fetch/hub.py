@@ -129,9 +129,10 @@ def _download(repo: str, revision: str) -> Path:
     ) as error:  # httpx or requests, proxies, disks: each library version has errors of its own
         if refusal := _refusal(error, repo, revision):
             raise FileNotFoundError(refusal) from error
+        later = "later" if status_of(error) else "with a network"
         raise FileNotFoundError(
             f"{name} is not on this machine, neither as a folder nor in the cache ({constants.HF_HUB_CACHE}), and could "
-            f"not be downloaded: {_reason(error)}. Try again with a network, or bring the cache from a machine that has one"
+            f"not be downloaded: {reason_of(error)}. Try again {later}, or bring the cache from a machine that has it"
         ) from error
 
 
@@ -153,23 +154,44 @@ def unverified(repo: str, revision: str = "") -> str:
     except Exception as error:
         if refusal := _refusal(error, repo, revision):
             raise FileNotFoundError(refusal) from error
-        return f"not in the cache ({constants.HF_HUB_CACHE}), and the hub did not answer: {_reason(error)}"
+        return f"not in the cache ({constants.HF_HUB_CACHE}), and the hub did not answer: {reason_of(error)}"
     return ""
 
 
 def _refusal(error: Exception, repo: str, revision: str) -> str:
     """Return the hub's reason for refusing a model, in one line with what to do. Empty if the error is another one."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants, errors, get_token
 
-    name, page = _called(repo, revision), f"{constants.ENDPOINT}/{repo}"
+    name, page, status = _called(repo, revision), f"{constants.ENDPOINT}/{repo}", status_of(error)
+    token = "your token (HF_TOKEN, or that of: hf auth login)" if get_token() else ""
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account (or: hf auth login)"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name}: {repo} has no revision {revision!r}; see {page}/commits/main"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"no model at {name}: there is no folder {repo} here, and {page} does not exist (or is private: set HF_TOKEN)"
+    if status == 401 and token:
+        return f"{name}: {constants.ENDPOINT} refuses {token}: {reason_of(error)}; renew it, or remove it if the model is public"
+    if status == 401 or isinstance(error, errors.RepositoryNotFoundError):
+        private = f"{token} may not read it" if token else "is private: set HF_TOKEN"
+        return f"no model at {name}: there is no folder {repo} here, and {page} does not exist (or {private})"
+    if status == 403:
+        return f"{name}: {constants.ENDPOINT} forbids it: {reason_of(error)}; set HF_TOKEN to a token that may read {page}"
     return ""
 
 
-def _reason(error: Exception) -> str:
-    return str(error.__cause__ or error).strip().partition("\n")[0]
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of the hub's answer, or 0 if no answer came."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if (response := getattr(cause, "response", None)) is not None:
+            return int(response.status_code)
+        cause = cause.__cause__ or cause.__context__
+    return 0
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of what an error says, with the sentence of the hub if it sent one."""
+    lines = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
+    for one in (error, error.__cause__):
+        if told := getattr(one, "server_message", None):
+            return f"{lines} ({' '.join(str(told).split())})"
+    return lines

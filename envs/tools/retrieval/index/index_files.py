@@ -256,7 +256,7 @@ def check_same(path: Path, fingerprint: Fingerprint, lines: Iterable[bytes]) -> 
     if read_manifest(path)["fingerprint"] != str(fingerprint):
         raise RetrievalError(
             f"{path} holds an index of other passages or settings: "
-            "choose another path, or pass overwrite=True"
+            "choose another path, or replace it (--overwrite, in Python overwrite=True)"
         )
 
 
