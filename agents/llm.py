@@ -314,14 +314,15 @@ class RunPolicy:
         exported = {name: run / "policies" / name for name in sorted(set(self.map.values()))}
         context = how.pop("context", None)
         contexts = {name: context or _context_of(tree, name) for name in exported}
+        if any(path.is_dir() for path in exported.values()):  # else the run is not finished
+            exported |= {name: path for name in exported if (path := _unchanged(tree, name))}
         for name, path in list(exported.items()):  # roles that have an adapter of their own
-            exported |= {f"{name}/{role.name}": role for role in sorted(path.glob("roles/*"))}
+            for role in sorted(path.glob("roles/*")):
+                exported[f"{name}/{role.name}"], contexts[f"{name}/{role.name}"] = role, contexts[name]
         self.policies = {
-            name: load_model_policy(
-                path, name=f"run:{run.name}/{name}", context=contexts[name.partition("/")[0]], **how
-            )
+            name: load_model_policy(path, name=f"run:{run.name}/{name}", context=contexts[name], **how)
             for name, path in exported.items()
-            if path.is_dir()
+            if path.exists()
         }
         if not self.policies:
             raise FileNotFoundError(f"the run {run} has no policies/ yet: it writes them when it ends")
@@ -356,6 +357,20 @@ class RunPolicy:
 
     def __repr__(self) -> str:
         return f"RunPolicy({str(self.run)!r})"
+
+
+def _unchanged(config: JsonObject, player: str) -> Path | None:
+    """Return the path of a model that played in a run and did not learn: a frozen policy, or a fixed player by its name."""
+    policies = config.get("policies") or {}
+    if player in policies:
+        policy = policies[player]
+        if not policy.get("frozen"):
+            return None
+        return model_path(policy.get("init") or config["groups"][policy.get("group", "main")]["model"])
+    known = read_name(player)
+    return (
+        model_path(player) if known is not None and known.kind in ("tiny", "package", "hub", "path") else None
+    )
 
 
 def _context_of(config: JsonObject, policy: str) -> int | None:

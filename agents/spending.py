@@ -12,12 +12,15 @@ none is left and it still could, the budget is spent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 from .basics.failures import Outage
 from .basics.hints import counted
-from .basics.json_types import JsonView
 
 Price = tuple[float, float]
 """Dollars for a million tokens in, and for a million tokens out."""
@@ -25,6 +28,10 @@ Price = tuple[float, float]
 
 class BudgetSpent(Outage):
     """Raised when the next call could cost more than is left of the budget."""
+
+
+class Unlimited(Outage):
+    """Raised when a budget cannot hold, because a reply may have any length."""
 
 
 @dataclass(slots=True)
@@ -52,10 +59,16 @@ def cost(price: Price | None, tokens_in: int, tokens_out: int) -> float:
 class Spending:
     """The bill of each role, and the budget of all together."""
 
+    file_name = "spending.json"
+    """Name of the file with all bills, in the folder of a run or an evaluation."""
+
     def __init__(self, dollars: float | None = None, tokens: int | None = None) -> None:
         self.dollars, self.tokens = dollars, tokens
         self.roles: dict[str, Bill] = {}
         self._held = Bill()
+        self._spent = ""  # sentence about the first call that did not fit
+        self._file: tuple[Path, dict[str, Bill]] | None = None
+        self._known: set[Path] = set()  # files whose bills are counted
         self._dearest, self._mark = Bill(), Bill()
         self._ended: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
@@ -67,11 +80,18 @@ class Spending:
             total.add(bill)
         return total
 
+    @property
+    def limited(self) -> bool:
+        """Flag: there is a budget."""
+        return self.dollars is not None or self.tokens is not None
+
     async def hold(self, guess: Bill) -> None:
         """Reserve the largest cost of a call. Wait until the budget has room for it."""
-        while not self._fits(guess):
-            if not self._held.requests:
-                raise BudgetSpent(self._sentence(guess))
+        while self._spent or not self._fits(guess):
+            if self._spent or not self._held.requests:
+                # the work stops, so no other call may begin: it would be cancelled, and paid for
+                self._spent = self._spent or self._sentence(guess)
+                raise BudgetSpent(self._spent)
             loop = asyncio.get_running_loop()
             if self._ended is None or self._ended[0] is not loop or self._ended[1].is_set():
                 self._ended = (loop, asyncio.Event())
@@ -86,6 +106,13 @@ class Spending:
             self.roles.setdefault(role, Bill()).add(bill)
         if self._ended is not None:
             self._ended[1].set()
+        if bill.requests and self._file is not None:
+            path, bills = self._file
+            bills.setdefault(role, Bill()).add(bill)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f"{path.name}.part")
+            draft.write_text(json.dumps(_plain(bills), indent=1), encoding="utf-8")
+            os.replace(draft, path)
 
     def may_end(self) -> bool:
         """Tell whether a step with twice the cost of the most expensive step could spend the rest. Call it once before
@@ -101,14 +128,24 @@ class Spending:
         twice.add(self._dearest)
         return not self._fits(twice)
 
-    def earlier(self, trace: JsonView) -> None:
-        """Add the cost of a saved episode, because the budget is for all episodes of an evaluation."""
-        for node in trace["nodes"]:
-            meta = node.get("meta") or {}
-            if str(meta.get("policy") or "").startswith("openai:"):
-                tokens = int(meta.get("tokens_in") or 0), int(meta.get("tokens_out") or 0)
-                bill = Bill(1, *tokens, float(meta.get("cost") or 0.0))
-                self.roles.setdefault(str(node["role"]), Bill()).add(bill)
+    def add_from(self, path: Path) -> None:
+        """Add the bills of a file, if it exists: earlier commands have spent them. A file is added once."""
+        if path.absolute() in self._known:
+            return
+        self._known.add(path.absolute())
+        for role, bill in _read(path).items():
+            self.roles.setdefault(role, Bill()).add(bill)
+        self._mark = self.total
+
+    @contextmanager
+    def kept_in(self, path: Path) -> Iterator[None]:
+        """Add every bill to a file while the context is open, so that a kill forgets none."""
+        self.add_from(path)
+        self._file = path, _read(path)
+        try:
+            yield
+        finally:
+            self._file = None
 
     def _fits(self, guess: Bill) -> bool:
         total = self.total
@@ -146,15 +183,24 @@ class Spending:
             figures |= {f"{place}/{name}": float(value) for name, value in asdict(bill).items()}
         return figures if self.roles else {}
 
-    def state_dict(self) -> dict[str, dict[str, float]]:
-        """Return all bills as plain JSON."""
-        return {role: asdict(bill) for role, bill in self.roles.items()}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Restore the state that `state_dict` returned."""
-        known = {field.name for field in fields(Bill)}
-        self.roles = {
-            role: Bill(**{name: value for name, value in bill.items() if name in known})  # type: ignore[arg-type]
-            for role, bill in state.items()
+def _plain(bills: Mapping[str, Bill]) -> dict[str, dict[str, float]]:
+    return {role: asdict(bill) for role, bill in bills.items()}
+
+
+def _read(path: Path) -> dict[str, Bill]:
+    """Return the bills of a file by role; none if there is no file."""
+    if not path.is_file():
+        return {}
+    known = {field.name for field in fields(Bill)}
+    try:
+        bills = {
+            role: Bill(**{name: value + 0 for name, value in bill.items() if name in known})
+            for role, bill in json.loads(path.read_text(encoding="utf-8")).items()
         }
-        self._mark = self.total
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is damaged, so it is not known what endpoints have cost so far; remove it to count anew "
+            f"({type(error).__name__}: {error})"
+        ) from None
+    return bills

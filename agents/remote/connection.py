@@ -13,6 +13,7 @@ import json
 import os
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -22,15 +23,24 @@ import httpx
 
 from ..basics.failures import ModelFailure
 from ..basics.hints import say_once
-from .completion import Completion, TooLarge, Unreadable, read_completion, sentence_of
+from .completion import Arrival, Completion, TooLarge, Unreadable, read_completion, sentence_of
 
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529)
-HOPELESS = (401, 402, 403, 404)  # wrong key, account, model or path: no other request would succeed either
+HOPELESS = (
+    401,
+    402,
+    403,
+    404,
+    405,
+)  # wrong key, account, model or path: no other request would succeed either
 WORDS_SECONDS = 5.0  # for the words of an error
 HASTY = 3
 """Attempts after which a pause has about a second at least, even if the server asks for less."""
 OPTIONAL = ("stream_options", "stream", "logprobs", "seed", "stop")
 """Optional fields of a request. If a server does not know one, it is left out."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+DISTRUST = "TLS: "
+"""Beginning of a cause that a new attempt does not change."""
 LENGTH, ITS_NEW_NAME = "max_tokens", "max_completion_tokens"
 """The longest reply, and its name for servers that refuse the older one, as OpenAI's for reasoning models."""
 
@@ -75,9 +85,9 @@ class Pace:
 class _Again(Exception):
     """Reason and time for a new attempt. `alive`: the server is reachable."""
 
-    def __init__(self, why: str, after: float | None = None, alive: bool = False, pieces: int = 0) -> None:
+    def __init__(self, why: str, after: float | None = None, alive: bool = False) -> None:
         super().__init__(why)
-        self.after, self.alive, self.pieces = after, alive, pieces
+        self.after, self.alive = after, alive
 
 
 class Connection:
@@ -131,13 +141,16 @@ class Connection:
                 raise self._put_off(until - began_waiting, asked)
             if until > began_waiting:
                 await asyncio.sleep(until - began_waiting + random.uniform(0, 0.05 * (until - began_waiting)))
+            arrival = Arrival(lambda: None)
             try:
-                completion = await self._once(client, body, began + self.deadline - time.monotonic())
-            except _Again as failure:
-                if failure.pieces:
-                    wasted(failure.pieces)
+                completion = await self._once(client, body, began + self.deadline - time.monotonic(), arrival)
+            except BaseException as failure:  # a call that is cancelled is paid for, too
+                if arrival.pieces:
+                    wasted(arrival.pieces)
                 else:
                     self._tokens.correct(-tokens)
+                if not isinstance(failure, _Again):
+                    raise
                 pause, ends = self._pause(failure, attempt, began)
                 if failure.after is not None and failure.after >= self.deadline:
                     raise self._put_off(failure.after, str(failure)) from None
@@ -188,35 +201,43 @@ class Connection:
             f"{self.url} asks to wait for {seconds:,.0f} s, and a request for {self.model!r} has {self.deadline:g} s: {why}"
         )
 
-    async def _once(self, client: httpx.AsyncClient, body: Mapping[str, object], left: float) -> Completion:
+    async def _once(
+        self, client: httpx.AsyncClient, body: Mapping[str, object], left: float, arrival: Arrival
+    ) -> Completion:
         """Send the request once."""
         body = {self._names.get(key, key): value for key, value in body.items() if key not in self.without}
         try:
             with anyio.fail_after(max(left, 0.1)):
-                return await self._sent(client, body)
+                return await self._sent(client, body, arrival)
         except TimeoutError:
             raise _Again("no whole answer in time") from None
         except TooLarge as error:
             raise RemoteError(f"{self.url} sent {error}") from None
         except Unreadable as error:
             # if it has answered others, the server is there; else it may never speak this protocol
-            raise _Again(self.told(str(error)), alive=self._answered, pieces=error.pieces) from None
+            raise _Again(self.told(str(error)), alive=self._answered) from None
         except (httpx.HTTPError, OSError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise _Again(self.told(cause_of(error))) from None
+            cause = cause_of(error)
+            if cause.startswith(DISTRUST):
+                raise RemoteRefused(f"{self.url} is not called: {self.told(cause)}") from None
+            raise _Again(self.told(cause)) from None
 
-    async def _sent(self, client: httpx.AsyncClient, body: Mapping[str, object]) -> Completion:
+    async def _sent(
+        self, client: httpx.AsyncClient, body: Mapping[str, object], arrival: Arrival
+    ) -> Completion:
         async with client.stream("POST", self.path, content=json.dumps(body).encode()) as reply:
             if not reply.is_success:
                 raise await self._refused(reply, body)
             if reply.headers.get("Content-Encoding", "identity") != "identity":
-                raise RemoteError(f"{self.url} sent a compressed answer, which was not asked for")
+                raise RemoteRefused(f"{self.url} sent a compressed answer, which was not asked for")
             with anyio.CancelScope() as silence:
 
                 def beat() -> None:
                     silence.deadline = anyio.current_time() + self.idle
 
-                return await read_completion(reply, beat)
-            raise Unreadable(f"a stream that fell silent for {self.idle:g} s", 1)
+                arrival.beat = beat
+                return await read_completion(reply, arrival)
+            raise Unreadable(f"a stream that fell silent for {self.idle:g} s")
 
     async def _refused(self, reply: httpx.Response, body: Mapping[str, object]) -> Exception:
         """Make the error for a status that is not a success."""
@@ -235,7 +256,11 @@ class Connection:
             after = _asked_pause(reply.headers)
             words = self.told(_sentence(words))
             return _Again(f"HTTP {status} {words:.200}", after, alive=status < 500 or after is not None)
-        kind = RemoteRefused if status in HOPELESS or status == 429 else RemoteError
+        if reply.has_redirect_location:
+            target = reply.headers["Location"].partition("?")[0]
+            words = f"it redirects to {target}, and no redirect is followed: name the right URL"
+        hopeless = status in HOPELESS or status == 429 or reply.has_redirect_location
+        kind = RemoteRefused if hopeless else RemoteError
         words = self.told(_sentence(words))
         return kind(f"{self.url} refused the request for {self.model!r}: HTTP {status} {words:.500}")
 
@@ -273,10 +298,18 @@ class Connection:
             }  # fmt: skip
             if self.key:
                 headers["Authorization"] = f"Bearer {self.key}"
-            client = httpx.AsyncClient(  # no redirect is followed: it would give key and messages to another host
-                headers=headers, timeout=httpx.Timeout(None, connect=10.0), follow_redirects=False,
-                limits=httpx.Limits(max_keepalive_connections=self.concurrency),
-            )  # fmt: skip
+            try:
+                client = httpx.AsyncClient(  # no redirect is followed: it would give key and messages to another host
+                    headers=headers, timeout=httpx.Timeout(None, connect=10.0), follow_redirects=False,
+                    limits=httpx.Limits(max_keepalive_connections=self.concurrency),
+                )  # fmt: skip
+            except Exception as error:  # a proxy's URL may hold a password, so only names are told
+                names = [name for name in PROXIES if os.environ.get(name) or os.environ.get(name.lower())]
+                cause = f" ({error})" if isinstance(error, ImportError) else ""
+                raise RemoteRefused(
+                    f"{self.url} is not called: {type(error).__name__} at what the environment says of proxies and "
+                    f"certificates{cause}; look at {', '.join(names) or 'its proxies'}"
+                ) from None
             self._open = (loop, client, asyncio.Semaphore(self.concurrency))
         return self._open[1:]
 
@@ -323,7 +356,13 @@ def cause_of(error: BaseException) -> str:
     """Return the operating system's message below the layers of a client, else the client's own message."""
     below: BaseException | None = error
     while below is not None:
+        if isinstance(below, ssl.SSLCertVerificationError):
+            return f"{DISTRUST}{below.verify_message or 'certificate not trusted'} (a certificate of your own: SSL_CERT_FILE)"
+        if isinstance(below, ssl.SSLError) and below.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+            return f"{DISTRUST}no server for https answers there; is it http?"
+        if isinstance(below, ssl.SSLError):
+            return f"{type(below).__name__}: {below.reason or below}"
         if isinstance(below, OSError) and below.errno is not None and below.errno in errno.errorcode:
             return f"{type(below).__name__}: {os.strerror(below.errno)}"
         below = getattr(below, "exceptions", [below.__cause__ or below.__context__])[0]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error or 'not in time'}"

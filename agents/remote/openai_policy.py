@@ -23,19 +23,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from ..answers import Answer, ReplyMeta
+from ..basics.hints import say_once
 from ..basics.json_types import JsonObject
 from ..basics.threads import Background
+from ..names import endpoint_of
 from ..policies import Call, Message
-from ..spending import Bill, Price, Spending, cost
+from ..spending import Bill, Price, Spending, Unlimited, cost
 from ..text.reply_readers import reply_end, split_thinking
 from .completion import Completion
 from .connection import Connection
 
 LOOP = Background("openai")
-SECRETS = re.compile(r"key|token|secret|sig|password|auth", re.I)
+SECRETS = re.compile(r"key|token|secret|sig|pass|pwd|auth|cred|code", re.I)
 GUESS = 256  # tokens of a reply, before any is known
 
 
@@ -86,10 +88,11 @@ class OpenAIPolicy:
     @classmethod
     def of(cls, name: str, **how: Any) -> OpenAIPolicy:
         """Make a policy of `openai:MODEL@URL`; the URL may be left out."""
-        model, _, url = name.removeprefix("openai:").partition("@")
-        if not model or (url and not url.startswith(("http://", "https://"))):
+        model, url = endpoint_of(name)
+        if not model or (not url and "@" in model):
+            shown = f"openai:{model.partition('@')[0]}@…"  # the rest may hold a password
             raise ValueError(
-                f"{name!r} is not of the form openai:MODEL@URL, with an http(s) URL such as http://host/v1"
+                f"{shown!r} is not of the form openai:MODEL@URL, with an http(s) URL such as http://host/v1"
             )
         return cls(model, url or "https://api.openai.com/v1", **how)
 
@@ -130,10 +133,25 @@ class OpenAIPolicy:
         if end is not None:
             completion.text, completion.reason = completion.text[:end], "stop"
 
+    def _tell_empty(self, completion: Completion) -> None:
+        """Print why a reply is empty, once for each reason. The role's format judges it like any other reply."""
+        advice = {"length": "; give a larger max_tokens", "tool_calls": "; no tools were offered"}
+        why = completion.ending if completion.ending != "stop" else completion.reason
+        after = " after its thinking" if completion.thinking or completion.text.strip() else ""
+        say_once(
+            f"{self!r}: a reply is empty{after} (finish_reason {self._connection.told(why)!r:.60}){advice.get(why, '')}"
+        )
+
     async def _paid(self, role: str, body: JsonObject) -> tuple[Completion, float]:
         """Request one completion, within the budget. Return it with its dollars, failed attempts included."""
         size = len(json.dumps(body["messages"]))
-        guess = self._guess(size, body.get("max_tokens") or body.get("max_completion_tokens"))
+        longest = body.get("max_tokens") or body.get("max_completion_tokens")
+        if self.spending.limited and not longest:
+            raise Unlimited(
+                f"{role}: a reply of {self.model!r} may have any length, so the budget cannot hold; give the largest number "
+                "of tokens (max_tokens)"
+            )
+        guess = self._guess(size, longest)
         bill = Bill()
         await self.spending.hold(guess)
         try:
@@ -194,7 +212,9 @@ class OpenAIPolicy:
         thinking, text, closed = split_thinking(clean(completion.text))
         if completion.thinking and closed:
             thinking = f"<think>{clean(completion.thinking)}</think>\n{thinking}"
-        if completion.reason == "stop":
+        if not text.strip():
+            self._tell_empty(completion)
+        if completion.ending == "stop":
             text = _closed(text, call.stop)
         if call.choices:
             text = _chosen(text, call.choices)
@@ -203,7 +223,7 @@ class OpenAIPolicy:
             "logprob": [round(p, 4) for _, p in completion.tokens],
         }
         meta = ReplyMeta(
-            policy=f"openai:{self.model}", finish_reason=completion.reason,
+            policy=f"openai:{self.model}", finish_reason=completion.ending,
             tokens_in=completion.tokens_in, tokens_out=completion.tokens_out,
             cost=None if self.price is None else dollars, tokens=tokens if completion.tokens else None,
         )  # fmt: skip
@@ -224,17 +244,31 @@ class OpenAIPolicy:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL without a slash at its end. A URL with a secret is refused, because traces and logs hold the
-    URL.
+    """Return the base URL, without a slash or `/chat/completions` at its end. A URL with a secret is refused, because
+    traces and logs hold the URL. No message shows more of a refused URL than its host.
     """
-    parts = urlsplit(url)
-    if parts.username or parts.password or any(SECRETS.search(name) for name, _ in parse_qsl(parts.query)):
+    try:
+        parts = urlsplit(url)
         host = parts.hostname or ""
+    except ValueError:
+        raise ValueError("the URL of an endpoint has no valid host, as http://host:8000/v1 has") from None
+    query = any(SECRETS.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    if parts.username or parts.password or parts.fragment or query:
         raise ValueError(
             f"the URL of an endpoint at {host} holds a key or a password, which every trace would tell: "
             f"put it into the environment variable {variable(host)} or OPENAI_API_KEY"
         )
-    return url.rstrip("/")
+    try:
+        bad = parts.port == 0
+    except ValueError:
+        bad = True
+    if bad or not host or any(c.isspace() or not c.isprintable() for c in url):
+        raise ValueError(
+            f"the URL of an endpoint{f' at {host}' if host else ''} has no host, no valid port, or a blank in it; "
+            "it is as http://host:8000/v1"
+        )
+    path = parts.path.rstrip("/").removesuffix("/chat/completions")
+    return urlunsplit(parts._replace(path=path))
 
 
 def variable(host: str) -> str:
@@ -274,7 +308,7 @@ def stopped_thinking(completion: Completion) -> bool:
     """
     thinking, text, closed = split_thinking(completion.text)
     alone = bool(completion.thinking or thinking) and not text.strip()
-    return completion.reason == "stop" and (not closed or alone)
+    return completion.ending == "stop" and (not closed or alone)
 
 
 def _closed(text: str, stop: tuple[str, ...]) -> str:

@@ -211,9 +211,7 @@ def _foretell(given: argparse.Namespace, team: Team, rival: Team | None, out: Pa
     for whole in [team] if rival is None else [team, rival]:
         absent = [name for name in whole.seats.values() if isinstance(name, str) and not_here(name)]
         for name in dict.fromkeys(absent):
-            doubt = unverified(
-                name.removeprefix("vllm:")
-            )  # asks the hub; a model that it does not have is an error
+            doubt = unverified(name)  # asks the hub; a model that it does not have is an error
             told = f"{name} is not on this machine, and playing downloads it first"
             print(f"unitymas eval: {told}{f' ({doubt})' if doubt else ''}", file=sys.stderr)
         if absent and whole is team:
