@@ -112,9 +112,10 @@ def steps_of(directory):
 
 PASSING = {
     "arena", "validation", "collector", "evaluator", "specs", "config", "dir", "changes", "book", "watchdog", "interrupts",
-    "_resume", "on_trace", "hosts", "progress", "timeline",
+    "_resume", "on_trace", "hosts", "progress", "timeline", "_saving", "_rested",
 }  # fmt: skip
-"""What a run makes anew from its config, or forgets with each step; groups are looked at by themselves."""
+"""What a run makes anew from its config, forgets with each step, or reads from the clock of its own process (`_saving`
+and `_rested`: how long the last save took, and when it ended). Groups are looked at by themselves."""
 HOSTED = {"speaker", "spec", "name", "parameters", "learner"}
 
 

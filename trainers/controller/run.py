@@ -9,7 +9,6 @@ kill at any moment leaves it readable; `resume=True` continues from the newest c
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import defaultdict
@@ -82,6 +81,7 @@ class Run:
         self.hosts = HostedGroups(self.plan, self.watchdog, self.progress)
         self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
         self._resume, self._saved = resume, -1
+        self._saving, self._rested = 0.0, time.perf_counter()  # seconds of the last save, and when it ended
         if resume:
             hosted = {name: group.policies for name, group in self.plan.specs.items()}
             check_continues(directory, config.overlap, hosted, changes)
@@ -145,7 +145,9 @@ class Run:
         self.progress.entered, self.watchdog.answered = self.timeline.phase, self.timeline.call
         book.say(described(self.plan, self.dir, self.hosts.sizes, specs))
         try:
-            with self.interrupts.heeded(self._abandon):
+            # a resume counts everything spent, even if it continues from an earlier checkpoint
+            bills = self.spending.kept_in(self.dir / self.spending.file_name)
+            with self.interrupts.heeded(self._abandon), bills:
                 await self._begin()
                 while self.step < self.config.steps and not self.interrupts:
                     await self._advance()
@@ -167,18 +169,11 @@ class Run:
             book.finish(f"failed: {type(error).__name__}: {error}")
             raise
         finally:
-            self._note_spending()
             if self.stream is not None:
                 await self.stream.close(done=self.step >= self.config.steps)
             await self.hosts.close()
             self.watchdog.stop()
         return self
-
-    def _note_spending(self) -> None:
-        """Write the cost of endpoints. A resume counts all of it, even if it continues from an earlier checkpoint."""
-        if self.spending.roles:
-            path = self.dir / "spending.json"
-            checkpoint.write_whole(path, json.dumps(self.spending.state_dict(), indent=1).encode())
 
     async def _start(self) -> Mapping[str, GroupSpec]:
         specs = placed(self.plan, self.dir / "inspection")
@@ -217,9 +212,6 @@ class Run:
         self.book.lost(self.step, self.losses)
         if mark is not None:
             checkpoint.write_whole(self.dir / "config.yaml", config)
-        if (path := self.dir / "spending.json").is_file():
-            with checkpoint.reading(path) as bills:
-                self.spending.load_state_dict(bills)
         if self.stream is not None:
             self.stream.begin(self.recipe.team(self), self.recipe.trains(self))
         if mark is None:
@@ -229,8 +221,9 @@ class Run:
 
     async def _advance(self) -> None:
         """Make one step, and write its records."""
-        if self.spending.may_end() and self._saved != self.step:
-            await self.save()  # a budget that is spent within the step must not lose finished steps
+        # an endpoint that fails or ends the budget within the step must not lose finished steps
+        if (self.spending.may_end() or self._at_risk()) and self._saved != self.step:
+            await self.save()
         started = time.perf_counter()
         self.hosts.idle.begin()
         metrics = await self.recipe.step(self)
@@ -240,7 +233,6 @@ class Run:
             metrics["time/rollout_tokens_per_second"] = self.stream.speed.taken()
             self.stream.stepped(metrics)
         metrics |= self.spending.figures() | self.hosts.figures
-        self._note_spending()
         metrics |= self.timeline.stepped(self.step, started)
         self.book.stepped(self.step, metrics)
         self.stops.stepped(metrics)
@@ -256,6 +248,12 @@ class Run:
         every = self.config.checkpoint_every
         if last or self.interrupts or (every and self.step % every == 0):
             await self.save()
+
+    def _at_risk(self) -> bool:
+        """Tell whether a failing endpoint would lose steps that took ten times as long as saving them takes."""
+        remote = any(name.startswith("openai:") for name in self.config.map.values())
+        worth = time.perf_counter() - self._rested >= 10 * self._saving
+        return remote and worth and self.step > 0 and self.config.checkpoint_every > 0
 
     async def validate(self) -> dict[str, float]:
         """Play held-out tasks greedily. Each task has the same weight, and a failure counts 0. The seeds are the same
@@ -296,10 +294,12 @@ class Run:
         """Write a checkpoint: every group's policies, and the controller's state."""
         target = self.dir / "checkpoints" / checkpoint.named(self.step)
         self.progress.begin(f"writing {target.name}")
+        began = time.perf_counter()
         async with nullcontext() if self.stream is None else self.stream.at_rest():
             await self._write(target)
         self._prune()
-        self._saved = self.step
+        self._saved, self._rested = self.step, time.perf_counter()
+        self._saving = self._rested - began
         return target
 
     async def _write(self, target: Path) -> None:
