@@ -88,6 +88,12 @@ def choose(workflow: WithPrompts, prompts: object = None) -> PromptSet | None:
     sets = sets_of(workflow.prompts)
     chosen, texts, own = _resolve(prompts if prompts is not None else DEFAULT, sets, name)
     shots = WITH_EXAMPLES in (chosen, (own or {}).get("base"))
+    for told, words in (own or {}).items() if not shots else ():
+        if isinstance(words, Mapping) and words.get("shots"):
+            raise PromptError(
+                f"prompts {chosen!r}: {told}.shots are only shown in a set with `base: {WITH_EXAMPLES}`; add that line, or "
+                "leave the shots out"
+            )
     mine = {role.name for role in workflow.roles}
     known = mine.union(*sets.values())
     for other in texts:
@@ -162,7 +168,8 @@ def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> Js
             f"prompts={prompts!r:.60}: {workflow} has no such set; {what}, or give a mapping, a .yaml or a .py file"
         )
     if not isinstance(table, Mapping):
-        raise PromptError(f"prompts: {name} holds {type(table).__name__}, not a table from roles to texts")
+        holds = "is empty" if table is None else f"holds {type(table).__name__}"
+        raise PromptError(f"prompts: {name} {holds}, not a table from roles to texts")
     return table
 
 
@@ -177,7 +184,10 @@ def _read(path: Path, changed: int) -> Any:
     except UnicodeDecodeError as error:
         raise PromptError(f"prompts: {path} is not UTF-8 ({error}): save it as UTF-8") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise PromptError(f"prompts: {path} is not YAML: {error}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        why = getattr(error, "problem", None) or str(error)
+        raise PromptError(f"prompts: {path} is not YAML{where}: {why}") from None
 
 
 def _read_yaml(path: Path) -> Any:

@@ -245,6 +245,7 @@ for _ in range(6):
         ({"base": "shrt"}, "did you mean 'short'"),
         ({"base": "few-shot", "answerer": {"shots": [{"question": "q", "reply": "Oslo"}]}}, r"shots\[1\].reply is not a reply"),
         ({"base": "few-shot", "answerer": {"shots": [{"quest": "q", "reply": "x"}]}}, r"shots\[1\]: there is no field {quest}"),
+        ({"answerer": {"shots": [{"question": "q", "reply": "x"}]}}, "answerer.shots are only shown in a set with `base: few-shot`"),
         ({"answerer": {"system": "x" * 300_000}}, "characters in all"),
         ({"answerer": {"when": {"found": ["x", "y"]}}}, r"answerer.when.found must be a text, got \['x', 'y'\]"),
         ({"base": "few-shot", "answerer": {"shots": [{"question": ["q"], "reply": "x"}]}}, r"shots\[1\].question must be a text"),
@@ -265,8 +266,9 @@ def test_a_mistake_in_an_own_set_is_named_at_the_start(own: Any, named: str) -> 
         (b"answerer:\n  system: x\nanswerer:\n  system: y\n", "the key 'answerer' stands twice"),
         ("answerer:\n  system: Réponds.\n".encode("latin-1"), "mine.yaml is not UTF-8.*save it as UTF-8"),
         (b"answerer: [", "mine.yaml is not YAML"),
+        (b"answerer:\n\tprompt: x\n", r"mine.yaml is not YAML \(line 2\): found character .*token$"),
         (b"[" * 5_000, "mine.yaml is not YAML"),
-        (b"", "holds NoneType, not a table"),
+        (b"", "mine.yaml is empty, not a table"),
     ],
 )
 def test_a_file_that_holds_no_set_is_named(content: bytes, named: str, tmp_path: Path) -> None:
