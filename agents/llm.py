@@ -20,7 +20,7 @@ from .basics.manifest import Damaged, prompts_of_run, read_signed
 from .engines.engine import Engine
 from .engines.sampling import SamplingParams
 from .engines.token_text import opens_thinking, pieces
-from .names import is_run, model_path, prompts_of, read_name
+from .names import at_home, is_run, model_path, prompts_of, read_name
 from .policies import Call
 from .roles import entry_of
 from .text.chat import Chat, Prompt, require_template
@@ -185,7 +185,7 @@ def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
     known = read_name(name)
     if known is not None and known.kind == "vllm":
         return load_vllm_policy(known.rest, name=name, **how)
-    if known is not None and known.kind == "run" and is_run(run := Path(known.rest).expanduser()):
+    if known is not None and known.kind == "run" and is_run(run := at_home(known.rest)):
         return RunPolicy(run, **how)
     return load_model_policy(model_path(name), name=name, **how)
 
@@ -303,7 +303,8 @@ class RunPolicy:
 
         self.run, config = run, run / "config.yaml"
         if not config.is_file():
-            raise FileNotFoundError(f"{run} is no run directory: it holds no config.yaml")
+            why = "it holds no config.yaml" if run.is_dir() else "there is no such folder"
+            raise FileNotFoundError(f"{run} is no run directory: {why}")
         try:
             tree = yaml.safe_load(read_signed(config))
         except (yaml.YAMLError, RecursionError) as error:

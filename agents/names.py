@@ -67,7 +67,7 @@ def read_name(name: str) -> ModelName | None:
         return ModelName("package", name)
     prefixed = bool(colon) and scheme == "hf"
     place = rest if prefixed else name
-    if not place or "://" in place:
+    if not place or "://" in place and "huggingface.co/" not in place:
         return None
     if place.endswith(".gguf") or place.startswith(("/", "./", "../", "~")) or place in (".", ".."):
         return ModelName("path", place)
@@ -121,11 +121,35 @@ def unverified(model: str, elsewhere: bool = False) -> str:
     name = model_name(known.rest if known is not None and known.kind == "vllm" else model)
     if name.kind == "hub":
         return hub.unverified(name.rest, name.revision)
-    if name.kind not in ("path", "run") or Path(name.rest).expanduser().exists():
+    if name.kind not in ("path", "run") or at_home(name.rest).exists():
         return ""
     if elsewhere:
         return f"there is no {name.rest} on this machine"
-    raise FileNotFoundError(f"no model at {name.rest}: there is no such folder or file")
+    raise FileNotFoundError(_missing(model, name.rest))
+
+
+def at_home(place: str) -> Path:
+    """Return a path whose `~` is replaced by the user's folder. The error names the path."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise FileNotFoundError(
+            f"no model at {place}: {place.split('/')[0]} is the folder of a user, and this machine has no such user"
+        ) from None
+
+
+def _missing(name: str, place: str) -> str:
+    """Return the error text for a path that does not exist. It may be a misspelt name of a hub model."""
+    told = place if place.split() == [place] else repr(place)  # spaces at an end are seen in quotes alone
+    text = f"no model at {told}: there is no such folder or file"
+    if place.endswith(".gguf") or place.startswith(("/", "./", "../", "~")) or name.startswith("run:"):
+        return text
+    meant = name.strip().removesuffix("/").rstrip("@")
+    meant = re.sub(r"^(hf:)?\s*(https?://)?(huggingface\.co/)?", "", meant, flags=re.IGNORECASE).removesuffix(
+        "/tree/main"
+    )
+    hint = f"; did you mean hf:{meant}?" if _HUB.fullmatch(meant) else ""
+    return f"{text}, and it is no name of a hub model (hf:ORG/NAME or hf:ORG/NAME@REVISION){hint}"
 
 
 def not_here(player: str) -> bool:
@@ -151,8 +175,12 @@ def model_path(model: str | Path) -> Path:
         return packaged.folder(name.rest)
     if name.kind == "hub":
         return hub.folder(name.rest, name.revision)
-    path = Path(name.rest).expanduser()
-    return _policy_of(path) if name.kind == "run" else path
+    path = at_home(name.rest)
+    if name.kind == "run":
+        return _policy_of(path)
+    if not path.exists():
+        raise FileNotFoundError(_missing(model, name.rest))
+    return path
 
 
 def prompts_of(name: str) -> object:
@@ -162,7 +190,7 @@ def prompts_of(name: str) -> object:
     known = read_name(name)
     if known is None or known.kind not in ("tiny", "path", "run"):
         return "full"
-    place = TINY if known.kind == "tiny" else Path(known.rest).expanduser()
+    place = TINY if known.kind == "tiny" else at_home(known.rest)
     if place == TINY:
         return "short"
     if (file := place / PROMPTS_FILE).is_file():
@@ -208,9 +236,12 @@ def _policy_of(run: Path) -> Path:
         return run
     policies = sorted(p for p in (run / "policies").glob("*") if p.is_dir())
     if not policies:
-        raise FileNotFoundError(
-            f"no model at run:{run}: it holds no policies/, which a run writes when it ends"
+        why = (
+            "it holds no policies/, which a run writes when it ends"
+            if run.is_dir()
+            else "there is no such folder"
         )
+        raise FileNotFoundError(f"no model at run:{run}: {why}")
     if len(policies) > 1:
         names = ", ".join(p.name for p in policies)
         raise FileNotFoundError(

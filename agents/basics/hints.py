@@ -24,10 +24,16 @@ def nearest(
     If none is near, list all after the words `otherwise`, or return `instead`.
     """
     known = list(known)
-    near = get_close_matches(name, known, most, alike)
+    near = get_close_matches(name, known, most, alike) or _in_small_letters(name, known, most, alike)
     if near:
         return f"did you mean {repr(near[0]) if most == 1 else ', '.join(near)}?"
     return f"{otherwise} {', '.join(known) or 'none'}" if instead is None else instead
+
+
+def _in_small_letters(name: str, known: list[str], most: int, alike: float) -> list[str]:
+    """Return the known values that are near if capitals do not count: `TINY` is near `tiny`."""
+    spelt = {value.lower(): value for value in reversed(known)}
+    return [spelt[value] for value in get_close_matches(name.lower(), spelt, most, alike)]
 
 
 @cache

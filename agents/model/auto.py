@@ -32,7 +32,7 @@ from .decoder import Attention, OwnFiles, Route
 from .interface import Pass, Recomputed, Widest, recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
 from .packing_trial import Ways, try_out
-from .shape import Dimensions
+from .shape import Dimensions, reading
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -422,8 +422,9 @@ def load_auto(
 ) -> AutoDecoder:
     """Load a model in float32, with the layers of transformers."""
     dtype, name = config.dtype, config._name_or_path
-    net = class_of(config).from_pretrained(
-        path, config=config, dtype=torch.float32, local_files_only=True, **where
-    )
+    with reading(path, "the weights"):
+        net = class_of(config).from_pretrained(
+            path, config=config, dtype=torch.float32, local_files_only=True, **where
+        )
     net.config.dtype, net.config._name_or_path = dtype, name
     return AutoDecoder(net)

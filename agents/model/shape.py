@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..basics.json_types import JsonView
+from ..basics.manifest import Damaged
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -113,3 +117,19 @@ def _rope(config: PretrainedConfig, width: int) -> tuple[tuple[float, ...], floa
 
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, None)
     return tuple(frequencies.tolist()), float(factor)
+
+
+@contextmanager
+def reading(place: Path, what: str) -> Iterator[None]:
+    """Turn any error of a library that reads a model's files into one line that names the place."""
+    try:
+        yield
+    except (Damaged, UnsupportedArchitecture, ImportError, MemoryError):
+        raise
+    except Exception as error:  # the readers raise what their parsers raise: struct.error, KeyError …
+        cause = " ".join(str(error).split()) or type(error).__name__
+        cause = cause if len(cause) <= 300 else cause[:300] + " …"
+        raise Damaged(
+            f"{place}: {what} cannot be read ({cause}). A file may be missing, incomplete or of another kind: "
+            "copy or download the model again"
+        ) from error

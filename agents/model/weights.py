@@ -20,7 +20,7 @@ from ..text.tokenizing import Tokenizer
 from . import tensor_files
 from .decoder import Decoder, OwnFiles
 from .llama import Linear, Llama, LowRank
-from .shape import Shape, UnsupportedArchitecture, computes, shape_of
+from .shape import Shape, UnsupportedArchitecture, computes, reading, shape_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -107,8 +107,9 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     model = Llama(shape, config)
     model.generation = _generation(path)
     # assigned, not copied: so there is no second copy of the weights in memory
-    state = from_hf(_read(path, where.get("gguf_file")), shape, dtype)
-    model.load_state_dict(state, strict=True, assign=True)
+    read = _read(path, where.get("gguf_file"))
+    with reading(path / where.get("gguf_file", ""), "the weights"):
+        model.load_state_dict(from_hf(read, shape, dtype), strict=True, assign=True)
     return model
 
 
@@ -137,22 +138,29 @@ def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, st
     from transformers import AutoConfig
 
     where = {"gguf_file": gguf_file} if gguf_file else {}
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, **where)
-    except (ValueError, KeyError) as error:
-        raise UnsupportedArchitecture(_unknown(path, error)) from error
+    with reading(path / (gguf_file or "config.json"), "the configuration of the model"):
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True, **where)
+        except (ValueError, KeyError) as error:
+            if kind := None if gguf_file else _architecture(path):
+                raise UnsupportedArchitecture(_unknown(path, kind)) from error
+            raise
     config._name_or_path = name_in_cache(path)  # an adapter's file names its base by it
     return path, where, config
 
 
-def _unknown(path: Path, error: Exception) -> str:
-    """Return the error text for a configuration that transformers cannot read."""
+def _architecture(path: Path) -> str:
+    """Return the name of the architecture in a model's configuration; empty if it names none or cannot be read."""
+    try:
+        return str(json.loads((path / "config.json").read_text()).get("model_type") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _unknown(path: Path, kind: str) -> str:
+    """Return the error text for an architecture that transformers does not know."""
     import transformers
 
-    try:
-        kind = json.loads((path / "config.json").read_text()).get("model_type")
-    except (OSError, ValueError):
-        return f"{path}: transformers cannot read its configuration ({error})"
     return (
         f"{path}: transformers {transformers.__version__} knows no architecture {kind!r}; install a version that does. "
         "Code that comes with a model is never run."
@@ -169,7 +177,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if where else path
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **where)
+    with reading(path, "the tokenizer"):
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **where)
     template = folder / "chat_template.jinja"
     if where and not tokenizer.chat_template and template.is_file():
         # transformers looks for templates beside a tokenizer's own files alone
@@ -360,13 +369,13 @@ def _read(path: Path, gguf_file: str | None) -> dict[str, Tensor]:
     """Return all tensors of a directory, by their Hugging Face names."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if gguf_file is None and (index.is_file() or single.is_file()):
-        files = (
-            sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if index.is_file()
-            else [single.name]
-        )
+        files = [single.name]
+        if index.is_file():
+            with reading(index, "the list of files (weight_map)"):
+                files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         return {name: tensor for file in files for name, tensor in _load_file(path / file).items()}
     from transformers import AutoModelForCausalLM
 
     extra = {"gguf_file": gguf_file} if gguf_file else {}
-    return dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **extra).state_dict())
+    with reading(path / (gguf_file or ""), "the weights"):
+        return dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **extra).state_dict())

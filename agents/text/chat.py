@@ -48,13 +48,27 @@ class _Sample:
 
 
 def require_template(tokenizer: object) -> None:
-    """Raise `ValueError` if the tokenizer has no chat template. Callers check this before they load weights."""
+    """Raise `ValueError` if the tokenizer has no chat template, or one with a syntax error. Callers check this before
+    they load weights.
+    """
     if not getattr(tokenizer, "chat_template", None):
         name = getattr(tokenizer, "name_or_path", "") or "this model"
         raise ValueError(
             f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
             "is known how a conversation becomes tokens"
         )
+    import jinja2  # torch brings it
+
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "q"}], tokenize=False)  # type: ignore[attr-defined]
+    except jinja2.TemplateSyntaxError as error:
+        name = getattr(tokenizer, "name_or_path", "") or "this model"
+        raise ValueError(
+            f"the chat template of {name} cannot be read: line {error.lineno}: {error.message}; mend chat_template.jinja "
+            "(or chat_template in tokenizer_config.json)"
+        ) from error
+    except Exception:  # a template may refuse this conversation; that is told where one is rendered
+        return
 
 
 def turn_end(tokenizer: Tokenizer) -> int | None:

@@ -1,6 +1,8 @@
 """A model's name means the same everywhere; what goes wrong on its way is one line that says what to do."""
 
 import asyncio
+import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -77,7 +79,7 @@ def test_a_slip_is_answered_with_the_name_that_was_meant():
         unitymas.Team("smolm2")
     with pytest.raises(ConfigError, match=r"groups\.main\.model: .*did you mean 'minimind2'"):
         resolve("rag-nq", overrides=["groups.main.model=minimind"])
-    with pytest.raises(ConfigError, match="'scriptd' is neither a policy"):
+    with pytest.raises(ConfigError, match=r"'scriptd' is neither a policy .*did you mean 'scripted'\?"):
         resolve("rag-nq", preset_name="shared", overrides=["map.answerer=scriptd"])
 
 
@@ -98,6 +100,7 @@ def test_a_folder_here_wins_over_the_hub(tmp_path, monkeypatch):
 
 def test_a_run_is_a_model_by_its_one_policy(tmp_path):
     run = tmp_path / "run"
+    run.mkdir()
     with pytest.raises(FileNotFoundError, match="holds no policies"):
         model_path(f"run:{run}")
     save_model(load_model(TINY), run / "policies" / "team", load_tokenizer(TINY))
@@ -363,3 +366,79 @@ def test_a_chat_template_beside_a_gguf_file_counts_if_the_file_has_none(own, tmp
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *a, **k: read)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert load_tokenizer(tmp_path / "base.gguf").chat_template == (own or "{{ messages }}")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("HF:Qwen/Qwen2", r"no name of a hub model .*did you mean hf:Qwen/Qwen2\?"),
+        ("hf: Qwen/Qwen2", r"did you mean hf:Qwen/Qwen2\?"),
+        ("Qwen/Qwen2 ", r"no model at 'Qwen/Qwen2 ': .*did you mean hf:Qwen/Qwen2\?"),
+        ("hf:Qwen/Qwen2@", r"hf:ORG/NAME@REVISION\); did you mean hf:Qwen/Qwen2\?"),
+        ("https://huggingface.co/Qwen/Qwen2/tree/main", r"did you mean hf:Qwen/Qwen2\?"),
+        ("hf:a/b/c", r"no such folder or file, and it is no name of a hub model \([^)]*\)$"),
+        ("./a/b", "no such folder or file$"),
+        ("~nobody-has-this-name/x", "~nobody-has-this-name is the folder of a user, and this machine has no"),
+        ("run:nowhere", "no model at run:nowhere: there is no such folder"),
+        ("TINY", r"did you mean 'tiny'\?"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told_with_what_was_probably_meant(name, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((FileNotFoundError, ValueError), match=told):
+        model_path(name)
+
+
+def _spoilt(folder, file, text):
+    shutil.copytree(TINY, folder)
+    (folder / file).write_text(text) if text is not None else (folder / file).unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("config.json", "{no", r"config\.json: the configuration of the model cannot be read \("),
+        ("tokenizer.json", "[]", "the tokenizer cannot be read"),
+        ("tokenizer.json", None, "the tokenizer cannot be read"),
+        ("model.safetensors", None, "the weights cannot be read"),
+        (
+            "model.safetensors.index.json",
+            "{}",
+            r"index\.json: the list of files \(weight_map\) cannot be read",
+        ),
+        (
+            "chat_template.jinja",
+            "{% if %}",
+            "chat template of .* cannot be read: line 1: .*mend chat_template",
+        ),
+    ],
+)
+def test_a_spoilt_file_of_a_model_is_named_in_one_line(file, text, told, tmp_path):
+    with pytest.raises((Damaged, ValueError), match=told) as error:
+        load_decoder(_spoilt(tmp_path / "mine", file, text), speaks=True)
+    assert "\n" not in str(error.value) and str(tmp_path / "mine") in str(error.value)
+
+
+def test_weights_of_another_shape_are_one_line(tmp_path):
+    config = json.loads((TINY / "config.json").read_text())
+    folder = _spoilt(tmp_path / "mine", "config.json", json.dumps(config | {"hidden_size": 384}))
+    with pytest.raises(Damaged, match="mine: the weights cannot be read .*size mismatch") as error:
+        load_model(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"GGUF\x03\0\0\0", b"no gguf", b"GGUF\x03\0\0\0" + b"\xff" * 60])
+def test_a_spoilt_gguf_file_is_named_in_one_line(data, tmp_path):
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(data)
+    with pytest.raises(Damaged, match=r"mine\.gguf: the configuration of the model cannot be read"):
+        load_decoder(file, speaks=True)
+
+
+def test_the_option_model_is_a_name_and_no_yaml(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, told in {"run:": "no model is called 'run:'", "a: b": "no model is called 'a: b'"}.items():
+        assert main(["train", "rag-nq", "--preset", "shared", "--dry-run", "--model", name]) == 1
+        assert told in capsys.readouterr().err
+    assert main(["train", "rag-nq", "--preset", "shared", "--dry-run", "--model", " tiny "]) == 0

@@ -59,9 +59,14 @@ def halves(ids: list[str]) -> list[list[str]]:
     return [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
 
 
-def test_a_model_is_named_as_in_a_team(tiny_llama: str) -> None:
+def test_a_model_is_named_as_in_a_team(
+    tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A group's base and a policy's own beginning: tiny, hf:PATH, PATH."""
     assert model_path("tiny") == model_path(f"hf:{TINY}") == model_path(TINY) == TINY
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.gguf").touch()
     assert model_path("hf:a/b.gguf") == model_path("a/b.gguf") == Path("a/b.gguf")
     policies = {"own": PolicySpec(init=tiny_llama), "base": PolicySpec()}
     hosted = ModelGroup(spec("tiny", policies)).hosted
@@ -412,7 +417,9 @@ def test_mistakes_are_named(tiny_llama: str, tmp_path: Path) -> None:
             await group.save(tmp_path / "c")
 
     asyncio.run(run())
-    with pytest.raises(FileNotFoundError, match="Nothing is downloaded"):
+    with pytest.raises(
+        FileNotFoundError, match=r"groups\.main\.model: no model at .*: there is no such folder"
+    ):
         ModelGroup(spec(str(tmp_path / "nowhere"), {"team": PolicySpec()}))
     with pytest.raises(ValueError, match="no policies"):
         ModelGroup(spec(tiny_llama, {}))

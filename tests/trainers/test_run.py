@@ -270,7 +270,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"groups\.team\.model: no model at nowhere"):
         train("pair-test", directory=tmp_path / "a", preset="shared", **settings("hf:nowhere"))
     assert not (tmp_path / "a").exists()
-    with pytest.raises(FileNotFoundError, match=r"policies\.team\.init: no model at nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"policies\.team\.init: no model at ./nowhere"):
         more = settings("tiny", policies={"*": {"init": "./nowhere"}})
         train("pair-test", directory=tmp_path / "b", preset="shared", **more)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ...agents.basics.hints import nearest
 from ...agents.fetch.packaged import PACKAGES
+from ...agents.names import at_home
 from ...envs.registry import spec
 from .group_settings import has_bfloat16
 from .reader import ConfigError, ConfigTree, leaves
@@ -218,7 +219,7 @@ def learns_small(tree: ConfigTree) -> bool:
 def origin_of(model: str) -> str:
     """Return the model from which a warm start began, if `model` is the directory of one. Otherwise return `model`."""
     try:
-        origin = json.loads((Path(model).expanduser() / WARMSTART_FILE).read_text("utf-8"))["model"]
+        origin = json.loads((at_home(model) / WARMSTART_FILE).read_text("utf-8"))["model"]
     except (OSError, ValueError, KeyError, TypeError):
         return model
     return str(origin)

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ...agents.basics.hints import nearest
 from ...agents.engines.engine import ENGINES
 from ...agents.engines.vllm.gpu_places import check_sender, gpus_of
 from ...agents.engines.vllm.vllm_setup import base_options, check_group_options, check_version, installed
+from ...agents.fetch.packaged import PACKAGES
 from ...agents.names import common_prompts, model_name, prompts_of, read_name
-from ...agents.team import is_player
+from ...agents.team import PLAYERS, is_player
 from ...envs.core.ledger import as_rule
 from ...envs.registry import argument_hints, make_rule, spec
 from ...envs.registry import resolve as target
@@ -273,8 +275,14 @@ def check_references(config: RunConfig) -> None:
         if player not in config.policies and not fixed:
             raise ConfigError(
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
-                "(scripted, random, openai:MODEL@URL, …)"
+                f"(scripted, random, openai:MODEL@URL, …){_meant(player, config)}"
             )
+
+
+def _meant(player: str, config: RunConfig) -> str:
+    """Return the question which name was meant; empty if none is near."""
+    hint = nearest(player, [*config.policies, *PLAYERS, "tiny", *PACKAGES], instead="")
+    return f"; {hint}" if hint else ""
 
 
 def check_engines(config: RunConfig) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 
 from ...agents import model_path
 from ...agents.basics.machine import device_of
+from ...agents.basics.manifest import Damaged
 from ...agents.engines.engine import Engine, EngineOrder
 from ...agents.engines.generation import Generation
 from ...agents.engines.sampling import SamplingParams
@@ -109,7 +111,8 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokeni
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
-    tokenizer = load_tokenizer(model_path(spec.model))
+    with _named(f"groups.{spec.name}.model"):
+        tokenizer = load_tokenizer(model_path(spec.model))
     hosted: dict[str, Hosted] = {}
     for name, policy_spec in spec.policies.items():
         hosted[name] = Hosted(name, policy_spec, models.parameters(name, policy_spec), None, None)
@@ -261,7 +264,8 @@ def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
     """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read. For ranks, only
     the loaded models count, because the ranks count the rest.
     """
-    path = model_path(spec.model)
+    with _named(f"groups.{spec.name}.model"):
+        path = model_path(spec.model)
     try:
         count, half = count_parameters(path), _halved(spec)
     except Exception:  # a damaged file is reported when it is loaded
@@ -324,12 +328,21 @@ def _load(
     key: str, model: str, auto: bool = False, speaks: bool = False, dtype: torch.dtype = torch.float32
 ) -> Decoder:
     """Load the model that a key of the config names. An error names the key."""
-    try:
+    with _named(key):
         return load_decoder(model_path(model), auto, speaks, dtype)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Put the key of the config that names a model before an error about the model."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{key}: {error}") from error
     except UnsupportedArchitecture as error:
         raise UnsupportedArchitecture(f"{key}: {error}") from error
+    except Damaged as error:
+        raise Damaged(f"{key}: {error}") from error
 
 
 def _engine(spec: GroupSpec, first: Hosted, tokenizer: Tokenizer) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,8 +113,8 @@ def train_main(
             )
     args.preset = ",".join(args.preset) if args.preset else None
     if args.model is not None:
-        args.overrides = [f"groups.*.model={args.model}", *args.overrides]
-    args.warm = WARM.get(args.model or "", {}) if args.warm is None else {"epochs": args.warm}
+        args.overrides = [f"groups.*.model={json.dumps(args.model.strip())}", *args.overrides]
+    args.warm = WARM.get((args.model or "").strip(), {}) if args.warm is None else {"epochs": args.warm}
     if args.anew and args.resume is None:
         reader.error("--anew goes with --resume DIR")
     if args.replay is not None:
@@ -165,7 +166,7 @@ def _begin(
     if any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists():
         told = (tree.get("env") or {}).get("prompts")
         warm = warmed(config, args.warm, args.dir / "warm-start", told)
-        how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
+        how["overrides"] = [*how["overrides"], f"groups.*.model={json.dumps(str(warm))}"]
     with watching(args.dir) if args.watch else nullcontext(), pointing(args.dir, report):
         train(args.id, preset=preset, directory=args.dir, **how)
 
