@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unitymas.cli import main
 from unitymas.envs.tools.retrieval import (
     Bm25Index,
     CorpusError,
@@ -80,7 +81,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ('{"title": "x"}', "has no text"),
         ('{"text": 3}', "has no text"),
         ('{"text": null, "id": "x"}', "has no text"),
-        ("\xff\xfe\x00", "not a JSON object"),
+        ("\xff\xfe\x00", "line 2: not UTF-8 .*save the file as UTF-8"),
         ("9" * 5000, "line 2"),
         ('{"text": "\\ud800"}', "not valid Unicode"),
     ],
@@ -163,6 +164,21 @@ def test_paths_that_hold_no_corpus(tmp_path: Path) -> None:
             list(read_corpus(path))
 
 
+def test_passages_without_a_word_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = write_lines(tmp_path / "c.jsonl", [{"id": "1", "text": ""}, {"id": "2", "text": " ... the"}])
+    assert main(["data", "index", str(corpus)]) == 1
+    assert "2 passages without a word that can be searched" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_bytes("\ufeffid\ttext\n7\tVienna\n".encode())
+    assert list(read_corpus(tmp_path / "c.tsv")) == [Passage(id="7", title="", text="Vienna")]
+    (tmp_path / "d.tsv").write_bytes(b"id\ttext\n7\tCaf\xe9\n")
+    with pytest.raises(CorpusError, match=r"d\.tsv, line 2: not UTF-8 .*save the file as UTF-8"):
+        list(read_corpus(tmp_path / "d.tsv"))
+
+
 def test_the_command_indexes_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = write_lines(tmp_path / "c.jsonl", ROWS)
     assert index_main([str(corpus)]) == 0
@@ -182,7 +198,7 @@ def test_the_command_indexes_and_reports(tmp_path: Path, capsys: pytest.CaptureF
     [
         ([], [], "holds no passages"),
         (["{"], [], "line 1"),
-        (ROWS, ["--dense", "/nowhere"], "no sentence encoder"),
+        (ROWS, ["--dense", "/nowhere"], "no model at /nowhere: there is no such folder"),
         (ROWS, ["--stem", "klingon"], "no stemmer"),
     ],
 )

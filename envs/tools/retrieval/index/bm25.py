@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from .....agents.basics.hints import counted
 from .....agents.basics.json_types import JsonObject
 from ..retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
 from .index_files import (
@@ -344,6 +345,11 @@ def _write(
     if position + 1 < saved.passages:
         raise _others(draft)
     kept.close()
+    if not builder.words:
+        raise RetrievalError(
+            f"{counted(position + 1, 'passage')} without a word that can be searched: the texts are empty, or have only "
+            "signs and stop words; is this the right column? (--text COLUMN)"
+        )
     terms, _ = builder.finish(draft.array, k1=settings["k1"], b=settings["b"])
     ends = [0]
     with draft.file("terms") as file:

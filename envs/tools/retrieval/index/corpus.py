@@ -159,7 +159,9 @@ def _json_lines(file: Path) -> Iterator[tuple[str, object, int]]:
         )
     for where, line, done in _lines(file):
         try:
-            yield where, json.loads(line), done
+            yield where, json.loads(line.decode("utf-8-sig")), done
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from None
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{where}: not a JSON object ({error})") from None
 
@@ -169,8 +171,10 @@ def _table(file: Path) -> Iterator[tuple[str, object, int]]:
     columns: list[str] = []
     for where, line, done in _lines(file):
         try:
-            (cells,) = csv.reader([line.decode().rstrip("\r\n")], delimiter="\t", strict=True)
-        except (UnicodeDecodeError, csv.Error, ValueError) as error:
+            (cells,) = csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True)
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from None
+        except (csv.Error, ValueError) as error:
             raise CorpusError(f"{where}: not a row of tab-separated values ({error})") from None
         if not columns:
             columns = cells

@@ -84,6 +84,11 @@ class PostingsBuilder:
         self._lengths, self._run_start, self._runs = lengths, len(lengths), [*runs]
 
     @property
+    def words(self) -> int:
+        """Number of different words so far."""
+        return len(self._numbers)
+
+    @property
     def runs(self) -> int:
         """Number of runs that have ended."""
         return len(self._runs)
