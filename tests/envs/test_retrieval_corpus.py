@@ -204,6 +204,6 @@ def test_the_command_indexes_and_reports(tmp_path: Path, capsys: pytest.CaptureF
 )
 def test_the_command_fails_clearly(tmp_path: Path, rows: list[Any], options: list[str], says: str) -> None:
     corpus = write_lines(tmp_path / "c.jsonl", rows)
-    with pytest.raises((RetrievalError, ValueError), match=says):
+    with pytest.raises((RetrievalError, ValueError, FileNotFoundError), match=says):
         index_main([str(corpus), *options])
     assert [file.name for file in tmp_path.iterdir()] == ["c.jsonl"]

@@ -208,6 +208,11 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
         (["split=test"], r"split: unknown key; did you mean env\.split\?"),
         (["map.speaker=teem"], "map.speaker: 'teem' is neither a policy"),
         (["policies.team.group=other"], "there is no group 'other'"),
+        (
+            ["policies.tem.learning.lr=1"],
+            "policies.tem: no role is played by a policy of this name; did you mean 'team'",
+        ),
+        (["steps=-1"], "steps: must be at least 1, got -1"),
         (["k=0"], "k: must be at least 1"),
         (["runtime=cluster"], "runtime: 'cluster' is none of local, ray"),
         (["recipe=defalt"], "unknown recipe"),

@@ -30,7 +30,18 @@ from .choices import hints_of
 from .group_settings import Learning, own_gpus
 from .presets import algorithm_named, laid_under, parts, preset, settings
 from .reader import GIVEN, ConfigTree, as_meant, leaves, read
-from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
+from .schema import (
+    ConfigError,
+    EnvConfig,
+    GroupConfig,
+    PolicyConfig,
+    RunConfig,
+    build,
+    merge,
+    override,
+    read_yaml,
+    to_dict,
+)
 
 
 def resolve(
@@ -182,7 +193,7 @@ def with_short_warmup(tree: ConfigTree, user: ConfigTree) -> ConfigTree:
     learning = ((tree.get("policies") or {}).get("*") or {}).get("learning") or {}
     keys = ("steps", "epochs", "minibatches")
     counts = [user.get(key, tree.get(key, getattr(RunConfig, key))) for key in keys]
-    if not all(isinstance(count, int) for count in counts):
+    if not all(isinstance(count, int) and count > 0 for count in counts):
         return tree  # refused later, by its key
     updates = optimizer_steps(*counts)
     if "schedule" not in learning or learning.get("warmup", 0) < updates:
@@ -265,6 +276,11 @@ def check_references(config: RunConfig) -> None:
     for name, policy in config.policies.items():
         check_model(f"policies.{name}.init", policy.init)
         if policy.group not in config.groups:
+            played = sorted({player for player in config.map.values() if player in config.policies} - {name})
+            if policy.group == PolicyConfig().group and name not in config.map.values() and played:
+                raise ConfigError(
+                    f"policies.{name}: no role is played by a policy of this name; {nearest(name, played, 'the policies are')}"
+                )
             raise ConfigError(
                 f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
             )
