@@ -29,7 +29,7 @@ from unitymas.agents.model.attention import pack
 from unitymas.agents.model.llama import Llama
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
 from unitymas.agents.model.shape import shape_of
-from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model, to_hf
+from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
 from unitymas.agents.policies import Call
 from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make_arena
@@ -428,27 +428,6 @@ def test_a_cache_that_cannot_be_reset_is_an_error(engine, model, monkeypatch):
         engine.publish(model, 50)
     monkeypatch.undo()
     engine.publish(model, 51)
-
-
-def test_weights_that_do_not_come_are_an_error(engine, model, monkeypatch):
-    """Half a model is never put in the place of a whole one in silence."""
-    from unitymas.agents.engines.vllm.weight_transfer import Client, Sender
-
-    whole = list(to_hf(model))
-    monkeypatch.setattr("unitymas.agents.engines.vllm.weight_transfer.to_hf", lambda _: iter(whole[:-1]))
-    short = Sender("shared", model, Client(engine.llm, engine._wait), torch.float32, 1)
-    with pytest.raises(Exception, match="weights of vLLM's model did not come"):
-        short.send(model, 52)
-    monkeypatch.undo()
-    engine._sender = None
-    engine.publish(model, 52)
-    assert (
-        apart(
-            model,
-            ask(engine, load_tokenizer(model_path("tiny")), SamplingParams(temperature=0, max_tokens=4)),
-        )
-        < 1e-3
-    )
 
 
 def test_weights_for_gpus_go_out_as_vllms_senders_read_them(model):

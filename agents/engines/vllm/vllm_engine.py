@@ -34,7 +34,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, TypeVar
 
-from ...basics.failures import GroupLost
+from ...basics.failures import GroupLost, Outage
 from ...basics.hints import nearest, say_once
 from ...basics.threads import contained_async
 from ...model.decoder import Decoder
@@ -114,6 +114,7 @@ class VLLMEngine(Versioned):
         if self.masks:
             self.cannot = {key: why for key, why in self.cannot.items() if key != "tracked truncation"}
         self._sender: Sender | None = None  # the trainer's side of the transfer
+        self._mixed = ""  # why some weights may be old ones and some new; empty: all are of one version
         self.sleeps, self._asleep = bool(options.get("enable_sleep_mode")), False
         super().__init__()
         self.counts: Counter[str] = Counter()
@@ -151,6 +152,8 @@ class VLLMEngine(Versioned):
         """Answer one request with one version of the weights for all its tokens."""
         async with self._turn:
             await self._turn.wait_for(lambda: not self._arriving)
+            if self._mixed:
+                raise Outage(self._mixed)
             lora, version = self._request(adapter), self.version_of(adapter)
             number = lora.lora_int_id if lora else 0
             self._speaking[number] += 1
@@ -278,6 +281,9 @@ class VLLMEngine(Versioned):
 
         Before a whole model is loaded, running requests finish and new requests wait; the calling thread waits too. A new
         adapter makes no request wait: running requests continue with the old one, which is dropped after the last of them.
+
+        If an error comes after workers have begun to load, some weights may be new and some old. Then every request raises
+        `Outage`, until a whole model has been published.
         """
         if adapter is not None:
             self._check(adapter)
@@ -289,8 +295,15 @@ class VLLMEngine(Versioned):
         try:
             if self._asleep:  # memory for weights, and not yet for keys and values
                 self._wait(self.llm.wake_up(["weights"]))
+            if self._mixed:
+                self._wait(self.llm.collective_rpc("forget_update"))
             self._send(model, version)
             self._wait(self._renew(version))
+            self._mixed = ""
+        except BaseException as error:
+            self._sender = None  # the next transfer begins with a new handshake
+            self._mixed = self._mixed and mixture(version, error)
+            raise
         finally:
             self._wait(self._speak_again())
 
@@ -314,7 +327,9 @@ class VLLMEngine(Versioned):
                 say_once(f"transfer={self.transfer} is for our own decoder; this model is published as files")
             with TemporaryDirectory(prefix="unitymas-weights-") as folder:
                 save_model(model, folder, dtype=self.llm.model_config.dtype)
-                self._wait(self.llm.collective_rpc("load_from", args=(folder,)))
+                self._mixed = mixture(version)
+                exact = isinstance(model, Llama)
+                self._wait(self.llm.collective_rpc("load_from", args=(folder, exact)))
             return
         if self._sender is None:
             from .weight_transfer import Client, Sender
@@ -323,6 +338,7 @@ class VLLMEngine(Versioned):
             workers = config.parallel_config.world_size_across_dp
             client = Client(self.llm, self._wait)
             self._sender = Sender(self.transfer, model, client, config.model_config.dtype, workers)
+        self._mixed = mixture(version)
         self._sender.send(model, version)
 
     async def _hush(self) -> None:
@@ -343,7 +359,7 @@ class VLLMEngine(Versioned):
 
     async def _speak_again(self) -> None:
         async with self._turn:
-            self._arriving = self._asleep
+            self._arriving = self._asleep and not self._mixed  # a refusal needs no memory
             self._turn.notify_all()
 
     def sleep(self, level: int = 1) -> None:
@@ -412,6 +428,16 @@ class VLLMEngine(Versioned):
         self._sockets()
         self.llm = None  # now, and not when Python has taken half of vLLM down
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def mixture(version: int, error: BaseException | None = None) -> str:
+    """Return the message of an engine whose weights may be of two versions."""
+    reason = f" ({type(error).__name__}: {' '.join(str(error).split())})" if error is not None else ""
+    return (
+        f"vLLM answers no requests: the transfer of weights of version {version} failed half way{reason}, so old and new "
+        "weights may be mixed. Publish a whole model (engine.publish), or make a new engine; in a training run, remove the "
+        "cause and resume from the newest checkpoint"
+    )
 
 
 async def _alive(work: Awaitable[T]) -> T:

@@ -157,13 +157,11 @@ def engine_arguments(transfer: Transfer, options: Mapping[str, object]) -> Async
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
 
-    from .weight_transfer import SHARED
+    from .weight_transfer import backend_of
 
     own = base_options(transfer, options)
     if transfer != "files":
-        own["weight_transfer_config"] = WeightTransferConfig(
-            backend=SHARED if transfer == "shared" else transfer
-        )
+        own["weight_transfer_config"] = WeightTransferConfig(backend=backend_of(transfer))
     check_names(options, {field.name for field in dataclasses.fields(AsyncEngineArgs)})
     with said_shortly():
         return AsyncEngineArgs(**{**own, **options})

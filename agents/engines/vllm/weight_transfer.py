@@ -1,7 +1,7 @@
 """Weights from the learner to vLLM's workers, by vLLM's own weight transfer.
 
 The *trainer's side* lives beside the learner, the *worker's side* in each of vLLM's workers; both are registered with
-vLLM's factories and chosen by name:
+vLLM's factories and chosen by name. Each worker's side checks that all weights came (arrivals.py).
 
 - `shared`: memory that both processes map. The learner copies its weights there, cast to the engine's precision; the
   workers load them from there. For workers on this machine, CPU or GPU.
@@ -41,14 +41,17 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
     WeightTransferUpdateRequest,
 )
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from ...basics.json_types import JsonObject
 from ...model.llama import Llama
 from ...model.weights import to_hf
+from .arrivals import Arrivals, Completeness, forget_update, pack_head
 from .gpu_places import check_sender
 
 if TYPE_CHECKING:
-    from vllm.model_executor.models.interfaces_base import VllmModelForTextGeneration
+    from vllm.config import VllmConfig
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -229,14 +232,10 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
     init_info_cls = SharedInit
     update_info_cls = SharedUpdate
     weights: list[tuple[str, Tensor]]
-    wanted: set[str]
 
     def init_transfer_engine(self, init_info: SharedInit) -> None:
         """Map the memory."""
         self.weights = list(zip(init_info.names, mapped(init_info), strict=True))
-        lora = self.vllm_config.lora_config is not None
-        names = [name for name, _ in self.model.named_parameters()]
-        self.wanted = {name.replace(".base_layer.", ".") if lora else name for name in names}
 
     def start_weight_update(self) -> None:
         """Prepare the model's layers to be loaded anew."""
@@ -251,22 +250,14 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: SharedUpdate) -> None:
-        """Load the weights. A weight of the model that did not come is an error."""
-        loaded = self.model.load_weights(iter(self.weights))
-        if loaded is None or self.model_config.quantization is not None:
-            return
-        if missing := sorted(self.wanted - set(loaded)):
-            self.finish_weight_update()  # layers that are not whole get back what they had; a later update may come
-            raise RuntimeError(
-                f"{len(missing)} weights of vLLM's model did not come, among them {missing[0]}"
-            )
+        """Load the weights."""
+        self.model.load_weights(iter(self.weights))
 
     def finish_weight_update(self) -> None:
         """Put the loaded layers in place."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        pack_head(self.model)
 
     def shutdown(self) -> None:
         """Let go of the memory."""
@@ -319,32 +310,53 @@ def _size(layout: SharedInit) -> int:
 # in the workers ------------------------------------------------------------------------------------------
 
 
+class CheckedShared(Completeness, SharedEngine):
+    """Worker's side of `shared`, which refuses an update that is not complete."""
+
+
+class CheckedIPC(Completeness, IPCWeightTransferEngine):  # type: ignore[misc]
+    """Worker's side of `ipc`, which refuses an update that is not complete."""
+
+
+class CheckedNCCL(Completeness, NCCLWeightTransferEngine):  # type: ignore[misc]
+    """Worker's side of `nccl`, which refuses an update that is not complete."""
+
+
 class WeightLoader:
-    """An extension of vLLM's workers: they load the weights of a directory while they run."""
+    """An extension of vLLM's workers: they load the weights of a directory while they run, and forget failed updates."""
 
     model_runner: GPUModelRunner
+    vllm_config: VllmConfig
+    _weight_update_active: bool
 
-    def load_from(self, folder: str) -> None:
-        """Load a model directory."""
-        self.model_runner.reload_weights(weights_path=folder)
-        pack_head(self.model_runner.get_model())
+    def load_from(self, folder: str, exact: bool) -> None:
+        """Load a model directory. `exact`: the model is of our own decoder, whose weights are known one by one."""
+        model = self.model_runner.get_model()
+        arrivals = Arrivals(model, self.vllm_config, exact=exact)
+        with arrivals.recorded():
+            self.model_runner.reload_weights(weights_path=folder)
+        arrivals.check()
+        pack_head(model)
 
-
-def pack_head(model: VllmModelForTextGeneration) -> None:
-    """Pack a head anew that is tied to the embeddings: on CPUs it keeps a packed copy of the old weights."""
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        head = getattr(model.lm_head, "base_layer", model.lm_head)
-        head.quant_method.process_weights_after_loading(head)
+    def forget_update(self) -> None:
+        """End an update that failed, so that another one can begin."""
+        self._weight_update_active = False
+        forget_update(self.model_runner.get_model(), self.vllm_config)
 
 
 def register() -> None:
-    """Make the shared memory known to vLLM's factories, once in a process."""
-    with suppress(ValueError):
-        WeightTransferEngineFactory.register_engine(SHARED, SharedEngine)
+    """Make the transfers known to vLLM's factories, once in a process."""
+    for kind, engine in WORKERS.items():
+        with suppress(ValueError):
+            WeightTransferEngineFactory.register_engine(backend_of(kind), engine)
     with suppress(ValueError):
         WeightTransferTrainerFactory.register_engine(SHARED, SharedTrainer)
 
 
+def backend_of(transfer: str) -> str:
+    """Return the name under which vLLM knows the worker's side of a transfer."""
+    return f"unitymas-{transfer}"
+
+
+WORKERS = {"shared": CheckedShared, "ipc": CheckedIPC, "nccl": CheckedNCCL}
 register()
