@@ -10,7 +10,7 @@ from unitymas.agents.engines.vllm.vllm_setup import base_options, check_version
 from unitymas.trainers.config.plan import make_arenas, placed, plan
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
-from unitymas.trainers.group.cluster import asked, beside
+from unitymas.trainers.group.cluster import asked, beside, with_engine_gpus
 
 VLLM = {"groups": {"*": {"engine": "vllm"}}}
 
@@ -103,6 +103,37 @@ def test_vllm_over_several_gpus_is_given_them_by_ray(tmp_path):
         placed_spec(device="cuda", gpus=1, engine_options=two)
     with pytest.raises(ConfigError, match=r"transfer: a further replica has no GPU beside vLLM's"):
         placed_spec(device="cuda:1", replicas=2, engine_options={"transfer": "nccl"})
+
+
+@pytest.mark.parametrize(
+    ("group", "own", "more"),
+    [
+        ({}, 1, []),
+        ({"replicas": 3, "engine_options": {"tensor_parallel_size": 2}}, 2, [2, 2]),
+        ({"replicas": 2, "gpus": 0}, 0, []),
+        ({"replicas": 2, "gpus": 1}, 1, [1]),
+        ({"device": "cpu"}, 0, []),
+        ({"engine": "torch"}, 0, []),
+    ],
+)
+@pytest.mark.parametrize("there", [0, 8])
+def test_vllm_on_auto_is_given_gpus_by_ray_if_there_are_any(tmp_path, monkeypatch, there, group, own, more):
+    """Its policies learn on the CPU, and Ray hides all GPUs from an actor that reserves none."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, **({"GPU": there} if there else {})})
+    config = resolve(
+        "mask-hotpotqa", preset_name="shared", runtime="ray", env={"data": "mini"}, groups={"*": {"engine": "vllm", **group}}
+    )  # fmt: skip
+    (spec,) = with_engine_gpus(placed(plan(config, make_arenas(config)[0]), tmp_path)).values()
+    if not (there or group.get("gpus")):
+        own, more = 0, []
+    assert spec.device == "cpu" and (spec.gpus, beside(spec)) == (own, more)
+
+
+def test_vllm_on_auto_needs_all_gpus_that_it_takes():
+    group = {"engine": "vllm", "gpus": 1, "engine_options": {"tensor_parallel_size": 2}}
+    with pytest.raises(ConfigError, match=r"gpus: Ray would give .* 1, and .* take 2; set it to 2"):
+        resolve("mask-hotpotqa", preset_name="shared", runtime="ray", groups={"*": group})
 
 
 def test_truncated_sampling_is_trained_where_masks_are_told():

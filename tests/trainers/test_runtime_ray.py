@@ -129,6 +129,26 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: o
         asyncio.run(start_groups({"g": greedy}, "ray"))
 
 
+def test_an_engine_is_given_gpus_if_the_cluster_has_any(tiny_llama: str, cluster: Any) -> None:
+    import ray
+
+    spec = GroupSpec(name="g", model=tiny_llama, policies={"p": PolicySpec()}, gpus_if_any=2)
+
+    async def free_gpus() -> float:
+        groups = await start_groups({"g": spec}, "ray")
+        await asyncio.sleep(1)  # the numbers of the nodes arrive
+        free = ray.available_resources().get("GPU", 0.0)
+        await stop_groups(groups)
+        return free
+
+    assert asyncio.run(free_gpus()) == 0
+    node = cluster.add_node(num_cpus=1, num_gpus=3, object_store_memory=10**8)
+    try:
+        assert asyncio.run(free_gpus()) == 1
+    finally:
+        cluster.remove_node(node)
+
+
 JOIN = """
 import asyncio, os, sys
 import ray

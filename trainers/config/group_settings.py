@@ -193,6 +193,8 @@ class GroupSpec:
     """CPUs that Ray reserves for the group's actor."""
     gpus: float = 0
     """GPUs that Ray reserves for this group."""
+    gpus_if_any: float = 0
+    """GPUs that Ray reserves for this group's engine if the cluster has GPUs at all, whatever the device of its learners."""
     deterministic: bool = False
     """Flag: a reply does not depend, bit for bit, on the other requests."""
     threads: int = 0
@@ -246,6 +248,14 @@ def own_gpus(device: str, engine: str, options: Mapping[str, object]) -> int:
         return 0
     last = int(device.partition(":")[2] or 0)  # vLLM takes the first ones that the process sees
     return max(gpus_of(options), last + 1) if engine == "vllm" else 1
+
+
+def replica_gpus(spec: GroupSpec) -> int:
+    """Return the number of GPUs that each further replica of a group reserves. vLLM takes them without regard to the
+    device on which the policies learn.
+    """
+    on_gpus = spec.device.startswith("cuda") or (spec.engine == "vllm" and spec.gpus > 0)
+    return engine_gpus(spec.engine, spec.engine_options) if on_gpus else 0
 
 
 def faster_precision(size: int = 512) -> Literal["float32", "bfloat16"]:

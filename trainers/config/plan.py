@@ -15,6 +15,7 @@ from pathlib import Path
 from ...agents.answers import DecisionId
 from ...agents.basics.hints import nearest
 from ...agents.basics.json_types import JsonObject
+from ...agents.engines.vllm.gpu_places import gpus_of
 from ...agents.roles import entry_of, nobody_plays
 from ...agents.team import Team, TeamError
 from ...envs.core.arena import Arena
@@ -293,8 +294,15 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
             following += max(group.ranks, group.replicas)
         if group.pool:
             pools[group.pool], gpus = device, min(gpus, 1.0 / members[group.pool])
+        later = 0.0
+        if (
+            group.gpus is None and group.device == "auto" and group.engine == "vllm"
+        ):  # only Ray knows its GPUs
+            later = gpus_of(group.engine_options) / (members[group.pool] if group.pool else 1)
         gpus = group.gpus if group.gpus is not None else gpus
-        specs[name] = replace(planned.specs[name], device=device, gpus=gpus, folder=str(folder))
+        specs[name] = replace(
+            planned.specs[name], device=device, gpus=gpus, gpus_if_any=later, folder=str(folder)
+        )
     if local:
         turns = {name for name, group in groups.items() if group.device == "auto"}
         check_gpus(specs, torch.cuda.device_count(), turns)

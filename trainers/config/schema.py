@@ -76,11 +76,11 @@ class GroupConfig(Settings):
     bfloat16, else that of the parameters. In bfloat16 an export is half as large, and holds the weights that played."""
     device: str = "auto"
     """Device on which the group's models learn: cpu, cuda, cuda:1 … The torch engine generates on the same one. auto: a GPU if there is
-    one, else cpu; several groups take the GPUs in turn. With engine vllm, auto is cpu, because vLLM fills the GPU."""
+    one, else cpu; several groups take the GPUs in turn. With engine vllm, auto is cpu for the learners, because vLLM fills the GPU."""
     gpus: Amount | None = None
     """GPUs that Ray reserves for this group's own process; it sees no others. Each rank reserves one besides, each further replica as many
-    as its engine takes. null: 1 if the device is cuda (with vLLM as many as it and the device take), else 0. Groups on auto share GPUs
-    if there are more groups than GPUs."""
+    as its engine takes. null: 1 if the device is cuda (with vLLM as many as it and the device take), else 0. On auto, groups
+    share GPUs if there are more groups than GPUs, and vLLM has as many GPUs as it takes if the cluster has any."""
     cpus: Amount = 0.0
     """CPUs that Ray reserves for this group. 0: the group shares the CPUs of its node."""
     ranks: Count = 1

@@ -8,11 +8,11 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.group_settings import GroupSpec, engine_gpus, sharded
+from ..config.group_settings import GroupSpec, replica_gpus, sharded
 from ..config.schema import ConfigError, RayConfig
 
 CALLS_AT_ONCE = 10_000
@@ -103,6 +103,15 @@ def check_answers(address: str) -> None:
             raise ConnectionError("something else than Ray listens there")
 
 
+def with_engine_gpus(specs: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
+    """Give engines their GPUs if the cluster has any. Ray hides all GPUs from an actor that reserves none."""
+    import ray
+
+    if not ray.cluster_resources().get("GPU"):
+        return dict(specs)
+    return {name: replace(spec, gpus=spec.gpus or spec.gpus_if_any) for name, spec in specs.items()}
+
+
 def check_room(specs: Mapping[str, GroupSpec], strategy: str = "") -> None:
     """Refuse groups for which the empty nodes have too little room. Ray would wait for ever."""
     import ray
@@ -170,10 +179,9 @@ def asked(specs: Mapping[str, GroupSpec]) -> str:
 
 def beside(spec: GroupSpec) -> list[int]:
     """Return the GPUs that each rank and each further replica of a group reserves, in addition to those of its own actor."""
-    if not spec.device.startswith("cuda"):
-        return []
-    ranks = [1] * spec.ranks if sharded(spec) else []
-    return ranks + [engine_gpus(spec.engine, spec.engine_options)] * (spec.replicas - 1)
+    ranks = [1] * spec.ranks if spec.device.startswith("cuda") and sharded(spec) else []
+    gpus = replica_gpus(spec)
+    return ranks + ([gpus] * (spec.replicas - 1) if gpus else [])
 
 
 def nodes() -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import RayConfig
 from .actor import GroupActor, RayGroup
-from .cluster import CALLS_AT_ONCE, check_room, connect, reserve
+from .cluster import CALLS_AT_ONCE, check_room, connect, reserve, with_engine_gpus
 from .contract import METHODS as METHODS
 from .contract import Group
 from .model_group import ModelGroup
@@ -78,6 +78,7 @@ def group_class(spec: GroupSpec) -> type[ModelGroup]:
 
 async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dict[str, Group]:
     connect(settings)
+    specs = with_engine_gpus(specs)
     check_room(specs, settings.strategy)
     places = await reserve(specs, settings)
     groups: dict[str, Group] = {}

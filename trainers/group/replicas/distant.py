@@ -24,7 +24,7 @@ from ....agents.engines.engine import ENGINES, Ability, EngineOrder
 from ....agents.engines.generation import Generation, Versioned
 from ....agents.engines.sampling import SamplingParams
 from ....agents.model.decoder import Decoder
-from ...config.group_settings import GroupSpec, engine_gpus
+from ...config.group_settings import GroupSpec, replica_gpus
 from ..actor import ActorLink, GroupActor, check_versions
 from ..cluster import CALLS_AT_ONCE
 
@@ -228,7 +228,7 @@ def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
     """Start all replicas except the first, at the same time. Each has the GPUs of its engine if the group is on GPUs."""
     import ray
 
-    gpus = engine_gpus(spec.engine, spec.engine_options) if spec.device.startswith("cuda") else 0
+    gpus = replica_gpus(spec)
     device = "cuda" if gpus and spec.engine != "vllm" else "cpu"  # vLLM fills a GPU with its own copy
     threads = spec.threads or 1
     made = ray.remote(ReplicaActor).options(
