@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..basics.hints import nearest
 from .attention import PLAIN, Weighing
-from .decoder import Attention, Route
+from .decoder import Attention, Route, check_rank
 from .interface import Unpackable, route_now
 from .shape import Dimensions
 
@@ -91,6 +91,16 @@ class PeftAdapters(nn.Module):
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import Linear
 
+        ends = tuple(f".{target}" for target in targets)
+        check_rank(
+            name,
+            rank,
+            [
+                m.weight
+                for n, m in net.named_modules()
+                if f".{n}".endswith(ends) and isinstance(m, (nn.Linear, Conv1D, Linear))
+            ],
+        )
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
         with warnings.catch_warnings():  # several adapters are meant
             warnings.filterwarnings("ignore", "Already found a `peft_config`")

@@ -169,3 +169,13 @@ class OwnFiles(Decoder):
     @abstractmethod
     def load_prefix(self, path: Path) -> str:
         """Add the learned prefix of a folder that `save_adapter` wrote. Return the name of its adapter."""
+
+
+def check_rank(adapter: str, rank: int, matrices: Sequence[Tensor]) -> None:
+    """Raise a ValueError if a low-rank adapter has a rank above the full rank of every matrix that it changes."""
+    full = max((min(matrix.shape) for matrix in matrices), default=rank)
+    if rank > full:
+        raise ValueError(
+            f"adapter {adapter!r}: rank {rank} is above {full}, the full rank of its largest matrix; give a lower "
+            "adapter.rank (usual: 8 to 64), or no adapter, which trains all parameters"
+        )

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .decoder import Attention, Decoder, Route
+from .decoder import Attention, Decoder, Route, check_rank
 from .logprobs import Support, logprobs_entropy
 from .shape import Shape
 from .vocabulary_split import VocabularyRanks, split_embedding, split_logprobs
@@ -223,11 +223,12 @@ class Llama(Decoder):
         if targets or tokens:
             raise ValueError("an adapter with targets or tokens needs a model that transformers computes")
         parameters: list[nn.Parameter] = []
-        for module in self.modules():
-            if isinstance(module, Linear):
-                d_out, d_in = module.weight.shape
-                module.adapters[name] = LowRank(d_in, d_out, rank, alpha / rank).to(module.weight.device)
-                parameters += module.adapters[name].parameters()
+        matrices = [module for module in self.modules() if isinstance(module, Linear)]
+        check_rank(name, rank, [module.weight for module in matrices])
+        for module in matrices:
+            d_out, d_in = module.weight.shape
+            module.adapters[name] = LowRank(d_in, d_out, rank, alpha / rank).to(module.weight.device)
+            parameters += module.adapters[name].parameters()
         return parameters
 
     def with_adapter_of(self, other: Llama, name: str) -> Llama:

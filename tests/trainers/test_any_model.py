@@ -393,3 +393,14 @@ def test_an_unknown_architecture_and_a_missing_template_are_named(tmp_path: Path
     (path / "config.json").write_text(json.dumps({**config, "model_type": "gemma99"}))
     with pytest.raises(UnsupportedArchitecture, match=r"groups\.main\.model: .*no architecture 'gemma99'"):
         ModelGroup(spec(str(path), {"team": policy()}))
+
+
+@pytest.mark.parametrize("kind", ["", "gemma3_text"])
+def test_a_rank_above_the_full_rank_is_refused(kind: str, tiny_llama: str, tmp_path: Path) -> None:
+    """Before memory is taken for it."""
+    path = folder(kind, tmp_path / "model") if kind else tiny_llama
+    with pytest.raises(ValueError, match=r"adapter 'team': rank 10000000 is above \d+, the full rank"):
+        ModelGroup(spec(path, {"team": policy(adapter=Adapter(rank=10_000_000))}))
+    with pytest.raises(ValueError, match=r"above \d+, the full rank") if kind else contextlib.nullcontext():
+        narrow = Adapter(rank=33, targets=("k_proj",)) if kind else Adapter(rank=2)
+        ModelGroup(spec(path, {"team": policy(adapter=narrow)}))

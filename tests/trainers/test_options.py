@@ -78,6 +78,14 @@ def test_the_key_is_named(override: str) -> None:
         resolve("mask-hotpotqa", preset_name="shared", overrides=[override])
 
 
+def test_a_prefix_has_no_rank() -> None:
+    """One of the two would be ignored in silence."""
+    with pytest.raises(ConfigError, match=r"policies\.team\.adapter: .*prefix \(tokens\) has no rank"):
+        resolve(
+            "mask-hotpotqa", preset_name="shared", overrides=["policies.team.adapter={rank: 4, tokens: 5}"]
+        )
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -122,3 +130,9 @@ def test_an_engine_refuses_an_infinite_temperature() -> None:
         with pytest.raises(ValueError, match="temperature"):
             SamplingParams(temperature=temperature)
     assert build(settings.Sampling, {"temperature": 0.0}).temperature == 0.0  # a frozen player may be greedy
+
+
+def test_an_endpoint_without_a_name_is_told_as_one() -> None:
+    """YAML would read a mapping."""
+    with pytest.raises(ConfigError, match=r"openai:MODEL@URL"):
+        resolve("mask-hotpotqa", preset_name="shared", overrides=["map.planner=openai:"])

@@ -114,6 +114,10 @@ class Adapter(Settings):
         check_ranges(self, "adapter.")
         if self.targets and self.tokens:
             raise ValueError("adapter: a prefix (tokens) changes no matrices (targets): give one of the two")
+        if self.tokens and (self.rank, self.alpha) != (8, 16.0):
+            raise ValueError(
+                "adapter: a prefix (tokens) has no rank or alpha, which belong to LoRA: give one of the two"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,8 @@ def override(tree: Mapping[str, object], assignments: list[str]) -> ConfigTree:
         if not equals or not all(key.split(".")):
             raise ConfigError(f"{text!r}: overrides look like a.b=c")
         try:
-            value = parse_yaml(raw) if raw else ""
+            # "openai:" is an unfinished name, though YAML reads a mapping
+            value = raw if raw.rstrip().endswith(":") or not raw else parse_yaml(raw)
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"{key}: {raw!r} is no YAML value ({getattr(error, 'problem', error)}); put text in quotes"
