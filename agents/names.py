@@ -23,7 +23,7 @@ from typing import Literal
 import yaml
 
 from .basics.hints import nearest, say_once
-from .basics.manifest import prompts_of_run
+from .basics.manifest import Damaged, prompts_of_run, read_signed
 from .fetch import hub, packaged
 
 TINY = Path(__file__).parent / "tiny"
@@ -202,6 +202,23 @@ def prompts_of(name: str) -> object:
             ) from error
         return tree.get("prompts", "full") if isinstance(tree, dict) else "full"
     return prompts_of_run(place) if known.kind == "run" else "full"
+
+
+def apart(run: str | Path) -> dict[str, str]:
+    """Return who played in a run and is no model that `run:DIR` plays again, by agent, role or `"*"`: endpoints, scripted
+    players and the like. The others have an empty name. A run that cannot be read has none; who loads it tells why.
+    """
+    try:
+        tree = yaml.safe_load(read_signed(at_home(str(run)) / "config.yaml"))
+        own = tree.get("policies") or {}
+        return {seat: "" if name in own or _is_model(name) else name for seat, name in tree["map"].items()}
+    except (OSError, Damaged, yaml.YAMLError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _is_model(name: str) -> bool:
+    known = read_name(name)
+    return known is not None and known.kind in ("tiny", "package", "hub", "path")
 
 
 def common_prompts(wanted: Mapping[str, object]) -> object:

@@ -21,7 +21,7 @@ from .basics.named_parts import Registry, is_place
 from .basics.threads import ordinary, tell
 from .fetch.packaged import PACKAGES
 from .model_settings import ModelSettings
-from .names import FORMS, common_prompts, endpoint_of, prompts_of, read_name
+from .names import FORMS, apart, common_prompts, endpoint_of, prompts_of, read_name
 from .policies import (
     Answer,
     Call,
@@ -121,6 +121,11 @@ class Team:
             if policy is None:
                 raise TeamError(f"{nobody_plays(agent, role.name)} to the team")
             if isinstance(policy, str):
+                if policy.startswith("run:") and (name := entry_of(apart(policy[4:]), agent, role.name)):
+                    raise TeamError(
+                        f"{policy} has no model for {agent!r}: in the run, {name!r} played it; name it, too: "
+                        f"{role.name}={name},*={policy}"
+                    )
                 if policy not in shared:
                     shared[policy] = self.player(policy, expert)
                 seated[agent], labels[agent] = shared[policy], policy

@@ -155,8 +155,8 @@ class Connection:
                 if failure.after is not None and failure.after >= self.deadline:
                     raise self._put_off(failure.after, str(failure)) from None
                 if time.monotonic() + pause >= ends:
-                    patience = ends - began if ends > began else time.monotonic() - began
-                    raise self._unavailable(patience, attempt, str(failure)) from None
+                    since = min(began, self._silent or began)  # other calls may have waited before this one
+                    raise self._unavailable(ends - since, attempt, str(failure)) from None
                 if attempt == 2:
                     say_once(f"{self.url}: {failure}; it is tried again for up to {ends - began:.0f} s")
                 await asyncio.sleep(pause)
@@ -192,8 +192,9 @@ class Connection:
         return (asked if attempt <= HASTY else max(asked, min(grown, 1.0))), ends
 
     def _unavailable(self, seconds: float, attempt: int, why: str) -> RemoteUnavailable:
+        last = "the only try" if attempt == 1 else f"the last of {attempt} tries"
         return RemoteUnavailable(
-            f"{self.url} gave no answer for {self.model!r} within {seconds if seconds < 2 else int(seconds):.3g} s; the last of {attempt} tries: {why}"
+            f"{self.url} gave no answer for {self.model!r} within {round(seconds, seconds < 2):g} s; {last}: {why}"
         )
 
     def _put_off(self, seconds: float, why: str) -> RemoteUnavailable:

@@ -28,7 +28,7 @@ from unitymas.agents.model.weights import (
     save_model,
 )
 from unitymas.agents.model_settings import ModelSettings
-from unitymas.agents.names import ModelName, read_name
+from unitymas.agents.names import ModelName, apart, read_name
 from unitymas.agents.policies import Call
 from unitymas.agents.team import TeamError
 from unitymas.cli import main
@@ -110,6 +110,24 @@ def test_a_run_is_a_model_by_its_one_policy(tmp_path):
     (run / "policies" / "other").mkdir()
     with pytest.raises(FileNotFoundError, match=r"several policies \(other, team\): name one"):
         model_path(f"run:{run}")
+
+
+def test_players_of_a_run_that_are_no_models_are_named_beside_it(tmp_path, capsys):
+    run = tmp_path / "run"
+    other = "openai:m@http://127.0.0.1:9/v1"
+    tree = {"map": {"decomposer": other, "answerer": "team"}, "policies": {"team": {"group": "main"}}}
+    run.mkdir()
+    (run / "config.yaml").write_bytes(signed(yaml.safe_dump(tree)))
+    save_model(load_model(TINY), run / "policies" / "team", load_tokenizer(TINY))
+    assert apart(run) == {"decomposer": other, "answerer": ""} and apart(tmp_path) == {}
+    words = ["eval", "rag-nq", "--data", "mini", "--out", str(tmp_path / "e"), "--team"]
+    assert main([*words, f"run:{run}"]) == 1
+    told = capsys.readouterr().err
+    assert f"has no model for 'decomposer': in the run, '{other}' played it" in told
+    assert f"name it, too: decomposer={other},*=run:{run}" in told
+    env = unitymas.make("rag-nq", data="mini", prompts="short")
+    trace = unitymas.rollout(env, {"decomposer": "random", "*": f"run:{run}"}, tasks=1)[0]
+    assert trace.ended != "error"
 
 
 def test_a_player_has_the_context_of_its_model_or_of_its_run(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from ...agents.basics.hints import nearest
 from ...agents.engines.engine import ENGINES
 from ...agents.engines.vllm.gpu_places import check_sender, gpus_of
 from ...agents.engines.vllm.vllm_setup import base_options, check_group_options, check_version, installed
-from ...agents.fetch.packaged import PACKAGES
 from ...agents.names import common_prompts, model_name, prompts_of, read_name
 from ...agents.team import PLAYERS, is_player
 from ...envs.core.ledger import as_rule
@@ -276,29 +275,21 @@ def check_references(config: RunConfig) -> None:
     for name, policy in config.policies.items():
         check_model(f"policies.{name}.init", policy.init)
         if policy.group not in config.groups:
-            played = sorted({player for player in config.map.values() if player in config.policies} - {name})
-            if policy.group == PolicyConfig().group and name not in config.map.values() and played:
-                raise ConfigError(
-                    f"policies.{name}: no role is played by a policy of this name; {nearest(name, played, 'the policies are')}"
-                )
-            raise ConfigError(
-                f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
-            )
+            playing = sorted({*config.map.values()} & {*config.policies})
+            why = f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
+            if policy.group == PolicyConfig().group and name not in playing:
+                why = f"policies.{name}: no role is played by a policy of this name; {nearest(name, playing, 'the policies are')}"
+            raise ConfigError(why)
         if policy.critic not in ("auto", "") and policy.critic not in config.policies:
             raise ConfigError(f"policies.{name}.critic: there is no policy {policy.critic!r}")
     for seat, player in config.map.items():
         fixed = is_player(player) or read_name(player) is not None
         if player not in config.policies and not fixed:
+            hint = nearest(player, [*config.policies, *PLAYERS, "tiny"], instead="")
             raise ConfigError(
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
-                f"(scripted, random, openai:MODEL@URL, …){_meant(player, config)}"
+                f"(scripted, random, openai:MODEL@URL, …){hint and '; '}{hint}"
             )
-
-
-def _meant(player: str, config: RunConfig) -> str:
-    """Return the question which name was meant; empty if none is near."""
-    hint = nearest(player, [*config.policies, *PLAYERS, "tiny", *PACKAGES], instead="")
-    return f"; {hint}" if hint else ""
 
 
 def check_engines(config: RunConfig) -> None:

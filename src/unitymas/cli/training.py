@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject
-from ..agents.names import unverified
+from ..agents.names import apart, unverified
 from ..agents.team import is_player
 from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
 from ..trainers.config.reader import ConfigError
@@ -238,9 +238,9 @@ def pointers(directory: Path, report: Callable[[Path], object] | None) -> str:
     if (directory / "policies").is_dir():
         config = read_config(directory)
         own = [word for target in config.imports for word in ("--import", target)]
-        lines.append(
-            f"play it        unitymas {shlex.join(['eval', config.env.id, *own, '--team', f'run:{directory}'])}"
-        )
+        others = [f"{seat}={name}" for seat, name in apart(directory).items() if name and seat != "*"]
+        team = ",".join([*others, f"*=run:{directory}"]) if others else f"run:{directory}"
+        lines.append(f"play it        unitymas {shlex.join(['eval', config.env.id, *own, '--team', team])}")
     return "\n".join(lines)
 
 
