@@ -133,6 +133,11 @@ def test_the_shell_completes_commands_ids_and_options(line, words, tmp_path):
 def test_a_team_with_a_part_that_is_no_seat_is_refused():
     with pytest.raises(ValueError, match="'oops' is no seat"):
         parse_team("planner=tiny,oops")
+    for text in ("planner=", "=tiny", "planner=tiny,*="):
+        with pytest.raises(ValueError, match="lacks the role or its player; write role=player"):
+            parse_team(text)
+    query = "planner=openai:m@http://h/v1?a=1,b="
+    assert parse_team(query) == {"planner": query.removeprefix("planner=")}
 
 
 def test_debug_shows_where_it_happened():

@@ -132,7 +132,8 @@ def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, st
             "*.safetensors, or a .gguf file. Nothing is downloaded unasked."
         )
     if gguf_file is None and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} holds no config.json: it is no Hugging Face model directory")
+        run = f"; it is the directory of a run: write run:{path}" if (path / "config.yaml").is_file() else ""
+        raise FileNotFoundError(f"{path} holds no config.json: it is no Hugging Face model directory{run}")
     if (path / MANIFEST).is_file():  # a run's policy
         check(path, others=True)  # a model card may be put beside the files
     from transformers import AutoConfig

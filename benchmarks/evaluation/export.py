@@ -92,8 +92,10 @@ def write_parquet(episodes: Iterable[LabelledTrace], path: Path) -> int:
                "credit": pyarrow.float64(), "ok": pyarrow.bool_()}  # fmt: skip
     schema = pyarrow.schema([(name, pyarrow.string()) for name in strings] + list(numbers.items()))
     count, part = 0, path.with_name(f"{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+        # a file that cannot be opened is refused by the system, which names it, and not by pyarrow
+        with open(part, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             rows = acts(episodes)
             while block := list(islice(rows, 10_000)):
                 writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))

@@ -119,6 +119,11 @@ def test_players_of_a_run_that_are_no_models_are_named_beside_it(tmp_path, capsy
     run.mkdir()
     (run / "config.yaml").write_bytes(signed(yaml.safe_dump(tree)))
     save_model(load_model(TINY), run / "policies" / "team", load_tokenizer(TINY))
+    with pytest.raises(
+        FileNotFoundError,
+        match=f"no Hugging Face model directory; it is the directory of a run: write run:{run}",
+    ):
+        load_policy(str(run))
     assert apart(run) == {"decomposer": other, "answerer": ""} and apart(tmp_path) == {}
     words = ["eval", "rag-nq", "--data", "mini", "--out", str(tmp_path / "e"), "--team"]
     assert main([*words, f"run:{run}"]) == 1

@@ -38,6 +38,7 @@ def test_files_round_trip(traces: list[Trace], tmp_path: Path, capsys: pytest.Ca
     expected = list(export.acts(("train-000000", t.to_dict()) for t in traces))
     for kind, name in (
         ("parquet", "t.parquet"),
+        ("parquet", "new/folder/t.parquet"),
         ("jsonl", "t.jsonl"),
         ("perfetto", "t.json"),
         ("dataset", "d"),

@@ -149,6 +149,10 @@ def parse_team(text: str) -> str | dict[str, str]:
     """
     seats: dict[str, str] = {}
     for part in filter(None, text.split(",")):
+        if "?" not in text and (part.strip().endswith("=") or part.strip().startswith("=")):
+            raise ValueError(
+                f"--team {text!r}: {part.strip()!r} lacks the role or its player; write role=player, and *=player for the rest"
+            )
         match = _SEAT.fullmatch(part.strip())
         last = next(reversed(seats), "")
         if match is not None and match[1] in seats:
