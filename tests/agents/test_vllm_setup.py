@@ -112,6 +112,7 @@ def test_vllm_over_several_gpus_is_given_them_by_ray(tmp_path):
         ({"replicas": 3, "engine_options": {"tensor_parallel_size": 2}}, 2, [2, 2]),
         ({"replicas": 2, "gpus": 0}, 0, []),
         ({"replicas": 2, "gpus": 1}, 1, [1]),
+        ({"gpus": 0, "engine_options": {"tensor_parallel_size": 2}}, 0, []),
         ({"device": "cpu"}, 0, []),
         ({"engine": "torch"}, 0, []),
     ],

@@ -246,10 +246,12 @@ def engine_gpus(engine: str, options: Mapping[str, object]) -> int:
     return gpus_of(options) if engine == "vllm" else 1
 
 
-def own_gpus(device: str, engine: str, options: Mapping[str, object]) -> int:
-    """Return the number of GPUs that a group's own process needs for its learners and its first engine."""
+def own_gpus(device: str, engine: str, options: Mapping[str, object], reserved: float | None = None) -> int:
+    """Return the number of GPUs that a group's own process needs for its learners and its first engine. `reserved`: GPUs
+    that a user gives it; vLLM takes them beside learners on the CPU, too.
+    """
     if not device.startswith("cuda"):
-        return 0
+        return gpus_of(options) if engine == "vllm" and reserved else 0
     last = int(device.partition(":")[2] or 0)  # vLLM takes the first ones that the process sees
     return max(gpus_of(options), last + 1) if engine == "vllm" else 1
 

@@ -302,8 +302,7 @@ def check_engines(config: RunConfig) -> None:
             )
         if group.engine == "vllm":
             check_vllm(name, group)
-            needed = own_gpus(group.device, group.engine, group.engine_options)
-            needed = needed or gpus_of(group.engine_options) * bool(group.gpus)
+            needed = own_gpus(group.device, group.engine, group.engine_options, group.gpus)
             if config.runtime == "ray" and group.gpus is not None and needed > max(1.0, group.gpus):
                 raise ConfigError(
                     f"groups.{name}.gpus: Ray would give the group's process {group.gpus:g}, and vLLM and the policies take "
