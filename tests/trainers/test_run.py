@@ -206,7 +206,8 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
         (["policies.team.lerning.lr=1"], "policies.team.lerning: unknown key; did you mean 'learning'"),
         (["algorithm.name=grpo"], r"algorithm: unknown key; did you mean policies\.\*\.algorithm\?"),
         (["split=test"], r"split: unknown key; did you mean env\.split\?"),
-        (["map.speaker=teem"], "map.speaker: 'teem' is neither a policy"),
+        (["map.speaker=teem"], "map.speaker: 'teem' is neither a policy .*did you mean 'team'"),
+        (["map.speaker=zzzzqq"], "map.speaker: 'zzzzqq' is neither a policy .*; known: team, .*scripted"),
         (["policies.team.group=other"], "there is no group 'other'"),
         (
             ["policies.tem.learning.lr=1"],

@@ -285,7 +285,7 @@ def check_references(config: RunConfig) -> None:
     for seat, player in config.map.items():
         fixed = is_player(player) or read_name(player) is not None
         if player not in config.policies and not fixed:
-            hint = nearest(player, [*config.policies, *PLAYERS, "tiny"], "players without a model:")
+            hint = nearest(player, [*config.policies, *PLAYERS, "tiny"], "known:")
             raise ConfigError(
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player; {hint}"
             )

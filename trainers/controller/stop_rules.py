@@ -31,7 +31,10 @@ class StopRules:
         """Count a step. `patience` steps in a row without a usable sample stop the run."""
         self._empty = self._empty + 1 if not metrics.get("usable") else 0
         if self._empty >= self.patience:
-            cause = self.cause or "no decision of a trained policy was left"
+            cause = (
+                self.cause
+                or "no decision of a trained policy was left (a prompt longer than groups.*.context, or failed episodes)"
+            )
             raise Stopped(
                 f"{counted(self._empty, 'step')} in a row without one usable sample; most often: {cause}"
             )
