@@ -2,10 +2,13 @@
 
 import copy
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -283,3 +286,41 @@ def test_replies_of_a_recurrent_model_go_on_under_new_weights():
             logp = theirs(net, [r.prompt_ids + r.ids], 1.0, None)[0][len(r.prompt_ids) - 1 :]
             mine = torch.tensor(r.versions) == version
             assert torch.allclose(logp[mine].float(), torch.tensor(r.logprobs)[mine], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "opt"])
+@given(roles=st.lists(st.sampled_from(["planner", "solver", None]), min_size=8, max_size=8))
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+def test_a_base_learns_from_all_roles_as_in_peft(kind, roles):
+    """In float64: its gradient is the sum over all roles, and an adapter's is that of its own role's sequences alone."""
+    decoder = AutoDecoder(network(kind).double())
+    ranks = {"planner": 2, "solver": 5}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, rank in ranks.items():
+            for parameter in decoder.add_adapter(name, rank=rank, alpha=1.0):
+                parameter.data = parameter.double().normal_(std=0.2)
+    sequences, expected = ragged(), {}
+    for role in (None, *ranks):
+        own = [ids for ids, by in zip(sequences, roles, strict=True) if by == role]
+        if not own:
+            continue
+        ours(decoder, own, 1.0, None, adapter=role)[0].sum().backward()
+        with tempfile.TemporaryDirectory() as place:
+            net = network(kind).double()
+            if role is not None:
+                save_adapter(decoder, role, Path(place))
+                net = PeftModel.from_pretrained(net, place, is_trainable=True, autocast_adapter_dtype=False)
+            net.double().requires_grad_(True)
+            theirs(net, own, 1.0, None)[0].sum().backward()
+        for name, parameter in net.named_parameters():
+            plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            plain = plain.replace(".default.", f".{role}.")
+            expected[plain] = expected.get(plain, 0) + parameter.grad
+    for name, parameter in decoder.net.named_parameters():
+        want = expected.get(name.replace(".base_layer", ""))
+        if want is None:  # the adapter of a role without sequences
+            assert parameter.grad is None, name
+        else:
+            # transformers' attention rounds its softmax to float32
+            torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=5e-5)
