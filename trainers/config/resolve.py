@@ -287,7 +287,8 @@ def check_references(config: RunConfig) -> None:
         if player not in config.policies and not fixed:
             hint = nearest(player, [*config.policies, *PLAYERS, "tiny"], "known:")
             raise ConfigError(
-                f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player; {hint}"
+                f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
+                f"(an endpoint is openai:MODEL@URL); {hint}"
             )
 
 
