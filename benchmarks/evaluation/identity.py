@@ -162,7 +162,12 @@ def _source_hash(kind: Any) -> str:
     may stand in one line.
     """
     try:
-        source = inspect.getsource(kind)
+        try:
+            source = inspect.getsource(kind)
+        except (
+            SystemError
+        ):  # a bug of Python before 3.11.8: a garbage collection that parses code, too, disturbs it
+            source = inspect.getsource(kind)
     except (OSError, TypeError):  # made at a prompt, or built in
         source = getattr(kind, "__qualname__", repr(type(kind)))
     with contextlib.suppress(SyntaxError, tokenize.TokenError):  # a lambda's line may be part of a statement

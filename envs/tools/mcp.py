@@ -167,6 +167,7 @@ class _ServerConnection:
         except Exception as error:
             if not self.ready.done():
                 self.ready.set_exception(error)
+                self.ready.exception()  # read here, because the call that waited for it may have been cancelled
         finally:
             if not self.ready.done():
                 self.ready.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,17 @@ def test_words_about_code_are_no_part_of_its_identity(
         monkeypatch.syspath_prepend(tmp_path)
         hashes[name] = identity.who(importlib.import_module(f"words_{name}").make(), "x")["code"]
     assert hashes["plain"] == hashes["told"] != hashes["other"]
+
+
+def test_a_false_error_of_the_interpreter_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python before 3.11.8 raises SystemError if a garbage collection parses code while other code is parsed."""
+    whole, errors = inspect.getsource, [SystemError("AST constructor recursion depth mismatch")]
+    expected = identity._source_hash(Path)
+
+    def disturbed(kind: object) -> str:
+        if errors:
+            raise errors.pop()
+        return whole(kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(inspect, "getsource", disturbed)
+    assert identity._source_hash(Path) == expected and not errors

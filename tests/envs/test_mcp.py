@@ -1,6 +1,8 @@
 """MCP tools against a real server over stdin and stdout, written with the protocol's own library."""
 
+import asyncio
 import copy
+import gc
 import os
 import pickle
 import signal
@@ -167,6 +169,26 @@ def test_a_server_that_cannot_start(tmp_path: Path) -> None:
         call(McpServer(url="http://127.0.0.1:9/mcp"), "add")
     with pytest.raises(ValueError, match="either a command or a url"):
         McpServer()
+
+
+def test_a_call_that_was_cancelled_leaves_no_error_behind(tmp_path: Path) -> None:
+    """A server that fails later than its caller waits: asyncio would print the error at some garbage collection."""
+    told: list[dict[str, object]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        server = McpServer([str(tmp_path / "absent")])
+        asking = asyncio.ensure_future(server.tools())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert server._connection is not None
+        asking.cancel()
+        await asyncio.wait({asking, server._connection.ended})
+        del server, asking
+        gc.collect()
+
+    asyncio.run(run())
+    assert not told
 
 
 def test_copies_and_pickles_connect_for_themselves(server: McpServer) -> None:
