@@ -116,12 +116,14 @@ class Team:
         shared: dict[str, Policy] = {}
         seated: dict[str, Policy] = {}
         labels: dict[str, str] = {}
+        runs = {name for name in self.seats.values() if isinstance(name, str) and name.startswith("run:")}
+        absent = {name: apart(name.removeprefix("run:")) for name in runs}
         for agent, role in roles.items():
             policy = entry_of(self.seats, agent, role.name)
             if policy is None:
                 raise TeamError(f"{nobody_plays(agent, role.name)} to the team")
             if isinstance(policy, str):
-                if policy.startswith("run:") and (name := entry_of(apart(policy[4:]), agent, role.name)):
+                if name := entry_of(absent.get(policy, {}), agent, role.name):
                     raise TeamError(
                         f"{policy} has no model for {agent!r}: in the run, {name!r} played it; name it, too: "
                         f"{role.name}={name},*={policy}"

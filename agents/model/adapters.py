@@ -92,15 +92,8 @@ class PeftAdapters(nn.Module):
         from peft.tuners.lora import Linear
 
         ends = tuple(f".{target}" for target in targets)
-        check_rank(
-            name,
-            rank,
-            [
-                m.weight
-                for n, m in net.named_modules()
-                if f".{n}".endswith(ends) and isinstance(m, (nn.Linear, Conv1D, Linear))
-            ],
-        )
+        changed = [module for place, module in net.named_modules() if f".{place}".endswith(ends)]
+        check_rank(name, rank, [m.weight for m in changed if isinstance(m, (nn.Linear, Conv1D, Linear))])
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
         with warnings.catch_warnings():  # several adapters are meant
             warnings.filterwarnings("ignore", "Already found a `peft_config`")

@@ -51,8 +51,8 @@ def require_template(tokenizer: object) -> None:
     """Raise `ValueError` if the tokenizer has no chat template, or one with a syntax error. Callers check this before
     they load weights.
     """
+    name = getattr(tokenizer, "name_or_path", "") or "this model"
     if not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "") or "this model"
         raise ValueError(
             f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
             "is known how a conversation becomes tokens"
@@ -62,7 +62,6 @@ def require_template(tokenizer: object) -> None:
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "q"}], tokenize=False)  # type: ignore[attr-defined]
     except jinja2.TemplateSyntaxError as error:
-        name = getattr(tokenizer, "name_or_path", "") or "this model"
         raise ValueError(
             f"the chat template of {name} cannot be read: line {error.lineno}: {error.message}; mend chat_template.jinja "
             "(or chat_template in tokenizer_config.json)"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import metadata
@@ -162,12 +162,7 @@ def _source_hash(kind: Any) -> str:
     may stand in one line.
     """
     try:
-        try:
-            source = inspect.getsource(kind)
-        except (
-            SystemError
-        ):  # a bug of Python before 3.11.8: a garbage collection that parses code, too, disturbs it
-            source = inspect.getsource(kind)
+        source = _source(kind)
     except (OSError, TypeError):  # made at a prompt, or built in
         source = getattr(kind, "__qualname__", repr(type(kind)))
     with contextlib.suppress(SyntaxError, tokenize.TokenError):  # a lambda's line may be part of a statement
@@ -176,6 +171,13 @@ def _source_hash(kind: Any) -> str:
     caught = [_cell(cell) for cell in getattr(kind, "__closure__", None) or ()]
     defaults = [_plain(value) for value in getattr(kind, "__defaults__", None) or ()]
     return digest([source, _code(code) if code is not None else None, caught, defaults])
+
+
+def _source(kind: Callable[..., object]) -> str:
+    try:
+        return inspect.getsource(kind)
+    except SystemError:  # before Python 3.11.8, a garbage collection that parses code, too, disturbs it
+        return inspect.getsource(kind)
 
 
 def _code(code: CodeType) -> list[object]:

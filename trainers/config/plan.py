@@ -295,9 +295,8 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
         if group.pool:
             pools[group.pool], gpus = device, min(gpus, 1.0 / members[group.pool])
         later = 0.0
-        if (
-            group.gpus is None and group.device == "auto" and group.engine == "vllm"
-        ):  # only Ray knows its GPUs
+        # only Ray knows how many GPUs its cluster has
+        if group.gpus is None and (group.device, group.engine) == ("auto", "vllm"):
             later = gpus_of(group.engine_options) / (members[group.pool] if group.pool else 1)
         gpus = group.gpus if group.gpus is not None else gpus
         specs[name] = replace(

@@ -149,11 +149,12 @@ def parse_team(text: str) -> str | dict[str, str]:
     """
     seats: dict[str, str] = {}
     for part in filter(None, text.split(",")):
-        if "?" not in text and (part.strip().endswith("=") or part.strip().startswith("=")):
+        word = part.strip()
+        if "?" not in text and (word.endswith("=") or word.startswith("=")):
             raise ValueError(
-                f"--team {text!r}: {part.strip()!r} lacks the role or its player; write role=player, and *=player for the rest"
+                f"--team {text!r}: {word!r} lacks the role or its player; write role=player, and *=player for the rest"
             )
-        match = _SEAT.fullmatch(part.strip())
+        match = _SEAT.fullmatch(word)
         last = next(reversed(seats), "")
         if match is not None and match[1] in seats:
             raise ValueError(f"--team {text!r}: two players for {match[1]!r}; leave one out")

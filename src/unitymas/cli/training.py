@@ -113,8 +113,9 @@ def train_main(
             )
     args.preset = ",".join(args.preset) if args.preset else None
     if args.model is not None:
-        args.overrides = [f"groups.*.model={json.dumps(args.model.strip())}", *args.overrides]
-    args.warm = WARM.get((args.model or "").strip(), {}) if args.warm is None else {"epochs": args.warm}
+        args.model = args.model.strip()
+        args.overrides = [f"groups.*.model={json.dumps(args.model)}", *args.overrides]
+    args.warm = WARM.get(args.model or "", {}) if args.warm is None else {"epochs": args.warm}
     if args.anew and args.resume is None:
         reader.error("--anew goes with --resume DIR")
     if args.replay is not None:
